@@ -1,0 +1,198 @@
+"""Server step of one layer: the best rank-R approximation of the clients' average product, done two ways.
+
+dense: average the m x n products, `torch.linalg.svd(full_matrices=False)`, keep R triples.
+factored: `coterie.maths.lowrank.best_rank`, which takes the exact path at these sizes.
+
+Both start from the same float32 factors, return float32 factors, and do their linear algebra in the same
+dtype (--dtype) on one thread. The run fails if the two products differ by more than rounding.
+
+    python benchmarks/server.py --json server.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.maths.keys import Key
+from coterie.maths.lowrank import best_rank
+
+Pair = tuple[Tensor, Tensor]
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+"""Relative; the results are float32, and float32 SVDs err by an ulp over the gap of the spectrum at R."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer of size x size, K clients of rank r, approximated at rank R; the ratio is to reach `target`.
+
+    Each of `blocks` is one dense run and `factored_runs` factored ones, so that both meet the same load.
+    """
+
+    size: int
+    K: int
+    r: int
+    R: int
+    target: int
+    blocks: int
+    factored_runs: int
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Wall-clock seconds of some runs."""
+
+    best: float
+    median: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one case showed; `relative_difference` is ||dense - factored||_F / ||dense||_F of the products.
+
+    Below 1e-8, the float32 factors of the two are the same bits up to sign.
+    """
+
+    case: Case
+    dense: Seconds
+    factored: Seconds
+    ratio_of_best: float
+    ratio_of_medians: float
+    relative_difference: float
+
+
+CASES = [
+    Case(size=1024, K=10, r=8, R=8, target=100, blocks=5, factored_runs=20),
+    Case(size=4096, K=6, r=8, R=8, target=1000, blocks=1, factored_runs=40),
+]
+
+
+def client_factors(case: Case) -> list[Pair]:
+    """Clients that share a direction of travel and each have their own: B_i = B + E_i, A_i = A + F_i."""
+    key = Key(0).fold("benchmark", case.size)
+    B, A = key.fold("B").normal((case.size, case.r)), key.fold("A").normal((case.r, case.size))
+    return [
+        (
+            B + key.fold("B", i).normal((case.size, case.r)),
+            A + key.fold("A", i).normal((case.r, case.size)),
+        )
+        for i in range(case.K)
+    ]
+
+
+def dense_best_rank(factors: list[Pair], rank: int, dtype: torch.dtype) -> Pair:
+    """Truncated SVD of the dense average, as float32 factors (m, R) and (R, n)."""
+    B_cat = torch.cat([B.to(dtype) for B, _ in factors], dim=1)
+    A_cat = torch.cat([A.to(dtype) for _, A in factors]) / len(factors)
+    U, S, Vh = torch.linalg.svd(B_cat @ A_cat, full_matrices=False)
+    return (U[:, :rank] * S[:rank]).float(), Vh[:rank].float()
+
+
+def factored_best_rank(factors: list[Pair], rank: int, dtype: torch.dtype) -> Pair:
+    """The same from `best_rank`."""
+    best = best_rank(factors, [1 / len(factors)] * len(factors), rank, dtype=dtype)
+    return best.B, best.A
+
+
+def timed(run: Callable[[], Pair]) -> tuple[Pair, float]:
+    """The result of one run and its seconds."""
+    start = time.perf_counter()
+    result = run()
+    return result, time.perf_counter() - start
+
+
+def summary(seconds: list[float]) -> Seconds:
+    """Best, median and number."""
+    return Seconds(min(seconds), statistics.median(seconds), len(seconds))
+
+
+def measure(case: Case, dtype: torch.dtype) -> Result:
+    """Run one case."""
+    factors = client_factors(case)
+    factored_best_rank(factors, case.R, dtype)  # the first call pays for loading LAPACK
+    dense_seconds, factored_seconds = [], []
+    for _ in range(case.blocks):
+        for _ in range(case.factored_runs):
+            (B, A), seconds = timed(lambda: factored_best_rank(factors, case.R, dtype))
+            factored_seconds.append(seconds)
+        (B_dense, A_dense), seconds = timed(lambda: dense_best_rank(factors, case.R, dtype))
+        dense_seconds.append(seconds)
+    product = B_dense.double() @ A_dense.double()
+    difference = torch.linalg.norm(product - B.double() @ A.double()) / torch.linalg.norm(product)
+    dense, factored = summary(dense_seconds), summary(factored_seconds)
+    return Result(
+        case=case,
+        dense=dense,
+        factored=factored,
+        ratio_of_best=dense.best / factored.best,
+        ratio_of_medians=dense.median / factored.median,
+        relative_difference=difference.item(),
+    )
+
+
+def text(result: Result) -> str:
+    """One case as lines of text."""
+    case = result.case
+
+    def line(name: str, seconds: Seconds) -> str:
+        best, median = 1e3 * seconds.best, 1e3 * seconds.median
+        return f"  {name:9} best {best:10.2f} ms   median {median:10.2f} ms   of {seconds.runs}"
+
+    return "\n".join(
+        [
+            f"{case.size} x {case.size}, K={case.K}, r={case.r}, R={case.R}",
+            line("dense", result.dense),
+            line("factored", result.factored),
+            f"  ratio     best {result.ratio_of_best:10.0f} x    median {result.ratio_of_medians:10.0f} x    "
+            f"target {case.target} x",
+            f"  relative difference of the products {result.relative_difference:.1e}",
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--quick", action="store_true", help="the 1024 case only (the other takes minutes)")
+    parser.add_argument(
+        "--dtype", choices=["float32", "float64"], default="float64", help="of both contenders"
+    )
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    print(f"one thread, linear algebra of both in {options.dtype}, {platform.machine()}, {versions}")
+    results = []
+    for case in CASES[:1] if options.quick else CASES:
+        results.append(measure(case, dtype))
+        print(text(results[-1]), flush=True)
+    if options.json:
+        report = {"benchmark": "server", "dtype": options.dtype, "threads": 1, "versions": versions}
+        options.json.write_text(
+            json.dumps({**report, "cases": [asdict(result) for result in results]}, indent=2) + "\n"
+        )
+    worst = max(result.relative_difference for result in results)
+    if worst > TOLERANCE[dtype]:
+        print(f"the two products differ by {worst:.1e}, more than {TOLERANCE[dtype]:.0e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
