@@ -1,0 +1,192 @@
+"""What travels: frozen dataclasses of tensors, strings, numbers, lists and dicts; never callables or modules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+
+from coterie.errors import WireError
+from coterie.maths.keys import Key
+
+if TYPE_CHECKING:
+    from coterie.protocol.parties import Card
+
+T = TypeVar("T")
+_classes: dict[str, type] = {}
+
+
+@dataclass_transform(frozen_default=True)
+def message(cls: type[T]) -> type[T]:
+    """A frozen dataclass that may travel and be stored; only classes so declared are ever rebuilt from bytes."""
+    made = dataclass(frozen=True, eq=False)(cls)
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    _classes[name] = made
+    return made
+
+
+def message_name(cls: type) -> str:
+    """The name under which a message class is written; raises WireError for a class that is not one."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if _classes.get(name) is not cls:
+        raise WireError(f"{cls.__qualname__} cannot travel: declare it with @message")
+    return name
+
+
+def message_class(name: str) -> type:
+    """The class of that name; raises WireError when no such message class is known here."""
+    if name not in _classes:
+        raise WireError(f"unknown message class {name!r}: import the module that defines the method first")
+    return _classes[name]
+
+
+def rebuild(cls: type[T], fields: Mapping[str, Any]) -> T:
+    """A message from its field values, past a custom __init__ but through __post_init__."""
+    made = cls.__new__(cls)
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if set(fields) != known:
+        raise WireError(f"{cls.__name__}: fields {sorted(fields)} where {sorted(known)} are expected")
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    post = getattr(made, "__post_init__", None)
+    if post is not None:
+        post()
+    return made
+
+
+def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same message with every tensor replaced."""
+    return map_leaves(tree, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """The same message with every leaf (whatever is no container) replaced."""
+    return _walk(tree, (), function)
+
+
+def map_nodes(tree: Any, kind: type[T], function: Callable[[T], Any]) -> Any:
+    """The same message with every part that is of this message class replaced."""
+    return _walk(tree, (kind,), function)
+
+
+def _walk(tree: Any, stop: tuple[type, ...], function: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, stop):
+        return function(tree)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type | Key):
+        values = {f.name: _walk(getattr(tree, f.name), stop, function) for f in dataclasses.fields(tree)}
+        return rebuild(type(tree), values)
+    if isinstance(tree, Mapping):
+        return {key: _walk(value, stop, function) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_walk(value, stop, function) for value in tree)
+    if isinstance(tree, list):
+        return [_walk(value, stop, function) for value in tree]
+    return tree if stop else function(tree)
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its dotted path."""
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not isinstance(tree, Key):
+        for f in dataclasses.fields(tree):
+            yield from leaves(getattr(tree, f.name), f"{path}.{f.name}" if path else f.name)
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from leaves(value, f"{path}.{index}" if path else str(index))
+    else:
+        yield path, tree
+
+
+def copied(tree: Any) -> Any:
+    """A message that shares no storage with the original and carries no gradient, laid out as if read from bytes.
+
+    Layout matters: the same numbers in another alignment or stride may be summed in another order.
+    """
+    return map_tensors(tree, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+
+
+@message
+class Once:
+    """In a download: sent only to a client that does not hold this content, booked as set-up, unwrapped on arrival."""
+
+    value: Any
+
+
+@message
+class Held:
+    """Where a Once stood in a download: the hash of content that the client holds by now."""
+
+    content: str
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client returns. `diagnostics` never leave the process: they feed measurements in simulation."""
+
+    payload: Any
+    diagnostics: Any = None
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """One accepted upload with the weight that the experiment's policy gives it; weights sum to one."""
+
+    card: Card
+    payload: Any
+    weight: float
+
+
+class Uploads:
+    """The uploads of those who answered, in id order."""
+
+    def __init__(self, entries: Mapping[str, tuple[Card, Any, float]] | list[Uploaded]) -> None:
+        if isinstance(entries, list):
+            listed = entries
+        else:
+            listed = [Uploaded(card, payload, weight) for card, payload, weight in entries.values()]
+        total = sum(entry.weight for entry in listed)
+        if any(entry.weight < 0 for entry in listed) or (listed and total <= 0):
+            raise ValueError(
+                f"weights must be non-negative with a positive sum, not {[e.weight for e in listed]}"
+            )
+        ordered = sorted(listed, key=lambda entry: entry.card.id)
+        self.entries = tuple(dataclasses.replace(entry, weight=entry.weight / total) for entry in ordered)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Uploaded]:
+        return iter(self.entries)
+
+    def items(self) -> Iterator[tuple[Card, Any, float]]:
+        """(card, payload, weight) in id order."""
+        return ((entry.card, entry.payload, entry.weight) for entry in self.entries)
+
+    def mean(self, pick: Callable[[Any], Any] = lambda payload: payload) -> Any:
+        """The weighted mean of a tensor, or of a dict of tensors of equal keys; summed in fp64, cast back."""
+        return weighted_sum([(entry.weight, pick(entry.payload)) for entry in self.entries])
+
+    def where(self, test: Callable[[Uploaded], bool]) -> Uploads:
+        """Those that pass the test, with renormalised weights."""
+        return Uploads([entry for entry in self.entries if test(entry)])
+
+    def uniform(self) -> Uploads:
+        """The same uploads, equally weighted."""
+        return Uploads([dataclasses.replace(entry, weight=1.0) for entry in self.entries])
+
+
+def weighted_sum(values: list[tuple[float, Any]]) -> Any:
+    """sum w_i x_i of tensors, or of dicts of tensors with equal keys; accumulated in fp64, cast back."""
+    first = values[0][1]
+    if isinstance(first, Mapping):
+        return {key: weighted_sum([(weight, value[key]) for weight, value in values]) for key in first}
+    total = torch.zeros_like(first, dtype=torch.float64)
+    for weight, value in values:
+        total += weight * value.to(torch.float64)
+    return total.to(first.dtype)

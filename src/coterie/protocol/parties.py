@@ -1,0 +1,224 @@
+"""Who takes part: what the server knows of a client, what a site holds, and what a federation is.
+
+`Card` and `Client` are different types, so an algorithm's `send` cannot reach a client's memory, in
+simulation either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from coterie.maths.keys import Key
+from coterie.protocol.messages import message
+
+
+@message
+class Layer:
+    """The shape of one adaptable linear layer, y = W x with W (d_out, d_in); `inner` is the rank of a factored base."""
+
+    d_out: int
+    d_in: int
+    inner: int | None = None
+
+
+@message
+class Card:
+    """What the server knows of a client.
+
+    `rank` is what the client can train, `reference_rank` what it can download (FedPA-LoRA's R_i), `examples`
+    its number of training examples, `scale` the s in s B A, `spec` the name of its base model.
+    """
+
+    id: str
+    rank: int
+    examples: int
+    scale: float
+    layers: dict[str, Layer]
+    reference_rank: int | None = None
+    routed_experts: int | None = None
+    trained_experts: int | None = None
+    group: str = "all"
+    spec: str = "base"
+
+    @property
+    def down_rank(self) -> int:
+        """The reference rank R_i; the client's own rank where none is given."""
+        return self.rank if self.reference_rank is None else self.reference_rank
+
+
+KeyMaker = Callable[[str], Key]
+
+
+@dataclass(frozen=True)
+class Client:
+    """A site during one round: its card, its own memory, and the names of its data sets."""
+
+    card: Card
+    memory: MutableMapping[str, Any]
+    data: tuple[str, ...]
+    key: KeyMaker
+    round: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server during one round; its data names are `public/<task>` and `unlabeled`."""
+
+    data: tuple[str, ...]
+    key: KeyMaker
+    round: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All cards in id order, the number of main rounds, and the common scale (None where scales differ)."""
+
+    cards: tuple[Card, ...]
+    rounds: int
+    server_data: tuple[str, ...] = ()
+
+    @property
+    def scale(self) -> float | None:
+        scales = {card.scale for card in self.cards}
+        return scales.pop() if len(scales) == 1 else None
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of any client (FedPA-LoRA's r_g)."""
+        return max(card.rank for card in self.cards)
+
+    @property
+    def layers(self) -> dict[str, Layer]:
+        """The adaptable layers of all clients together."""
+        merged: dict[str, Layer] = {}
+        for card in self.cards:
+            merged.update(card.layers)
+        return merged
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of rounds. `clients` says who takes part; `trains` that an upload without any Fit is a mistake."""
+
+    name: str
+    rounds: int
+    clients: Literal["sampled", "all", "none"] = "sampled"
+    trains: bool = True
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The facts of a method, once: catalogue, `coterie list` and the conformance battery are made from them.
+
+    title, paper: name and arXiv id (or the source).
+    up, down: what travels per adapted layer, in words.
+    ranks: whether clients may differ in rank.
+    common_scale: refuses clients of different scale, because it works on the unscaled product B A.
+    exact: what is deployed equals sum p_i s_i B_i A_i whatever the clients send.
+    best_rank: what is deployed is the best approximation of that sum at the federation's rank.
+    gauge_invariant: (B R, R^-1 A) uploaded for (B, A) deploys the same product.
+    one_client: with one client, what is deployed is that client's own product.
+    equal_clients: clients that send the same deploy the same.
+    zero_weight: a client of weight zero might as well be absent.
+    linear_upload: the server uses only weighted sums of what is uploaded.
+    changes_base: the method patches the base model.
+    personal: sites use models that differ beyond their rank.
+    keeps_memory: sites keep tensors between rounds.
+    server_data: the server needs data of its own.
+    evaluated: whether a site is evaluated with this round's download or the next one's.
+    weights: the paper's aggregation weights, used unless the experiment sets its own.
+    """
+
+    title: str
+    paper: str
+    up: str
+    down: str
+    ranks: Literal["equal", "unequal"]
+    evaluated: Literal["before aggregation", "after aggregation"] = "after aggregation"
+    weights: Literal["uniform", "examples", "processed"] = "examples"
+    common_scale: bool = False
+    exact: bool = False
+    best_rank: bool = False
+    gauge_invariant: bool = False
+    one_client: bool = False
+    equal_clients: bool = False
+    zero_weight: bool = False
+    linear_upload: bool = False
+    changes_base: bool = False
+    personal: bool = False
+    keeps_memory: bool = False
+    server_data: bool = False
+
+
+class Memory(MutableMapping[str, Any]):
+    """A site's own values as a transaction: reads are copies, writes wait for `commit`.
+
+    The engine commits together with the returned upload; a client that raised starts its next round from the
+    last commit. A read-only memory (evaluation) refuses writes.
+    """
+
+    def __init__(
+        self, committed: Mapping[str, Any], copy: Callable[[Any], Any], read_only: bool = False
+    ) -> None:
+        self._committed = dict(committed)
+        self._staged: dict[str, Any] = {}
+        self._deleted: set[str] = set()
+        self._copy = copy
+        self._read_only = read_only
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._staged:
+            return self._copy(self._staged[name])
+        if name in self._deleted:
+            raise KeyError(name)
+        return self._copy(self._committed[name])
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._writable()
+        self._staged[name] = self._copy(value)
+        self._deleted.discard(name)
+
+    def __delitem__(self, name: str) -> None:
+        self._writable()
+        if name not in self:
+            raise KeyError(name)
+        self._staged.pop(name, None)
+        self._deleted.add(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._staged or (name in self._committed and name not in self._deleted)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted((set(self._committed) - self._deleted) | set(self._staged)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything waits for a commit."""
+        return bool(self._staged or self._deleted)
+
+    def commit(self) -> dict[str, Any]:
+        """The values after this transaction."""
+        kept = {name: value for name, value in self._committed.items() if name not in self._deleted}
+        return kept | self._staged
+
+    def _writable(self) -> None:
+        if self._read_only:
+            raise TypeError("a site's memory is read-only while its model is being evaluated")
+
+
+@message
+class SiteRecord:
+    """All that a site keeps between rounds: memory, head, base version, contents held, and its last upload."""
+
+    memory: dict[str, Any] = field(default_factory=dict)
+    head: dict[str, Any] | None = None
+    base_version: int = 0
+    held: tuple[str, ...] = ()
+    uploaded: Any = None
