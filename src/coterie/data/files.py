@@ -1,0 +1,136 @@
+"""Labelled text out of CSV, TSV and JSON-lines files, with errors that name file, line and column."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coterie.errors import DataError, nearest
+
+_KINDS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_FIELD_LIMIT = 2**31 - 1
+
+
+class Row(NamedTuple):
+    """One example of a file and the line where it ends (where a quoted field spans several)."""
+
+    line: int
+    text: str
+    pair: str | None
+    label: str
+
+
+def read_rows(path: Path, *, text: str, pair: str | None, label: str) -> list[Row]:
+    """The examples of a file; `text`, `pair` and `label` name its columns (JSON keys).
+
+    CSV has a header, commas, and double quotes round fields that need them. TSV has a header and no quoting
+    at all, as the media type says: a quotation mark is text. JSON lines are one object a line. All are
+    UTF-8.
+
+    Raises:
+        DataError: a missing file or column, another encoding, a line of the wrong shape, an empty text or
+            label.
+    """
+    kind = _KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise DataError(f"{path}: the name must end in {', '.join(sorted(_KINDS))}")
+    content = read_text(path)
+    wanted = [column for column in (text, pair, label) if column is not None]
+    records = _json_lines(path, content, wanted) if kind == "jsonl" else _table(path, content, wanted, kind)
+    rows = []
+    for line, values in records:
+        for column in wanted:
+            if not values[column].strip():
+                raise DataError(
+                    f"{path}, line {line}: nothing in column {column!r}; drop the line or fill it in"
+                )
+        rows.append(Row(line, values[text], None if pair is None else values[pair], values[label].strip()))
+    return rows
+
+
+def read_text(path: Path, encoding: str = "utf-8-sig") -> str:
+    """A whole text file, less a byte order mark.
+
+    Raises:
+        DataError: no such file, one that cannot be read, or bytes that are not of the encoding.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: not UTF-8 (perhaps Latin-1 or UTF-16); save the file as UTF-8"
+        ) from error
+
+
+def _table(path: Path, content: str, wanted: list[str], kind: str) -> Iterator[tuple[int, dict[str, str]]]:
+    records = _csv_records(path, content) if kind == "csv" else _tsv_records(content)
+    _, header = next(records, (0, []))
+    for column in wanted:
+        if header.count(column) != 1:
+            many = "more than one" if column in header else "no"
+            raise DataError(f"{path}, line 1: {many} column {column!r}{nearest(column, header)}")
+    places = {column: header.index(column) for column in wanted}
+    for line, fields in records:
+        if len(fields) != len(header):
+            raise DataError(f"{path}, line {line}: {len(fields)} columns where the header has {len(header)}")
+        yield line, {column: fields[place] for column, place in places.items()}
+
+
+def _csv_records(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
+    # The csv module's limit of 128 KiB a field is one setting for the whole process, so it is put back.
+    limit = csv.field_size_limit(_FIELD_LIMIT)
+    try:
+        reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+        records = []
+        try:
+            for fields in reader:
+                if fields:
+                    records.append((reader.line_num, fields))
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {reader.line_num}: not CSV ({error}); check the quotation marks"
+            ) from error
+    finally:
+        csv.field_size_limit(limit)
+    return iter(records)
+
+
+def _tsv_records(content: str) -> Iterator[tuple[int, list[str]]]:
+    # Not splitlines, which also cuts at characters that may stand in a text, such as U+2028.
+    for line, raw in enumerate(content.split("\n"), start=1):
+        if raw.strip():
+            yield line, raw.removesuffix("\r").split("\t")
+
+
+def _json_lines(path: Path, content: str, wanted: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    for line, raw in enumerate(content.split("\n"), start=1):
+        if not raw.strip():
+            continue
+        try:
+            record = json.loads(raw)
+        except ValueError as error:
+            raise DataError(f"{path}, line {line}: not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{path}, line {line}: not a JSON object")
+        for column in wanted:
+            if column not in record:
+                raise DataError(f"{path}, line {line}: no key {column!r}{nearest(column, record)}")
+        yield line, {column: _plain(path, line, column, record[column]) for column in wanted}
+
+
+def _plain(path: Path, line: int, column: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int):
+        return str(value).lower()
+    shown = "null" if value is None else json.dumps(value)[:40]
+    raise DataError(f"{path}, line {line}: {column!r} is {shown}; a text or a whole number is needed")

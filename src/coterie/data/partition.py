@@ -1,0 +1,291 @@
+"""Who holds which example: partitioners, each client's own train and test share, and the record of both.
+
+A partitioner is a function `(labels, clients, key, minimum, **its own options)` that ends with
+`_deal(counts, classes, key)` or returns sorted index arrays of its own; `PARTITIONERS` names it for configs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from coterie.errors import ConfigError, DataError, nearest
+from coterie.maths.keys import Key
+
+Partition = list[np.ndarray]
+"""One sorted int64 array of example indices per client; client i of the federation holds part i."""
+
+
+def make_partition(
+    name: str, labels: ArrayLike, clients: int, *, key: Key, minimum: int = 1, **options: Any
+) -> Partition:
+    """The named partitioner's work.
+
+    Raises:
+        ConfigError: unknown partitioner or option, or an option that is missing.
+        DataError: what the partitioner refuses.
+    """
+    if name not in PARTITIONERS:
+        raise ConfigError(f"there is no partitioner {name!r}{nearest(name, PARTITIONERS)}")
+    function = PARTITIONERS[name]
+    known = set(inspect.signature(function).parameters) - {"labels", "clients", "key", "minimum"}
+    for option in options.keys() - known:
+        raise ConfigError(f"partitioner {name!r} has no option {option!r}{nearest(option, known)}")
+    for option in sorted(known - options.keys()):
+        raise ConfigError(f"partitioner {name!r} needs the option {option!r}")
+    return function(labels, clients, key=key, minimum=minimum, **options)
+
+
+def iid(labels: ArrayLike, clients: int, key: Key, minimum: int = 1) -> Partition:
+    """A random deal; sizes differ by one at most.
+
+    labels: (n,) integers. Returns `clients` disjoint sorted int64 arrays that cover range(n).
+
+    Raises:
+        DataError: fewer than clients * minimum examples.
+    """
+    count = len(_labels(labels, clients, minimum))
+    order = key.fold("iid").permutation(count)
+    parts: Partition = [np.sort(part) for part in np.array_split(order, clients)]
+    return parts
+
+
+def dirichlet(labels: ArrayLike, clients: int, beta: float, key: Key, minimum: int = 1) -> Partition:
+    """Label skew: each class is dealt in proportions from a symmetric Dirichlet(beta) over the clients.
+
+    The allocation of Yurochkin et al., arXiv 1905.12022, section 4, made feasible by construction:
+    proportions become whole numbers by largest remainder, and clients below `minimum` are filled from the
+    richest. labels: (n,) integers. beta > 0: small is skewed, large is even. Returns as `iid`.
+
+    Raises:
+        DataError: fewer than clients * minimum examples, or a beta that is not a positive number.
+    """
+    classes = _labels(labels, clients, minimum)
+    if not (math.isfinite(beta) and beta > 0):
+        raise DataError(f"the Dirichlet parameter beta is {beta}; it must be a positive number, such as 0.5")
+    kinds, totals = np.unique(classes, return_counts=True)
+    shares = [_dirichlet_shares(clients, beta, key.fold("shares", int(kind))) for kind in kinds]
+    counts = np.stack([largest_remainder(share * n, int(n)) for share, n in zip(shares, totals, strict=True)])
+    return _deal(_fill(counts, minimum), classes, key.fold("deal"))
+
+
+PARTITIONERS: Mapping[str, Callable[..., Partition]] = {"iid": iid, "dirichlet": dirichlet}
+
+
+def largest_remainder(quotas: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers of sum `total` nearest to `quotas` (k,), whose sum is `total` up to rounding; int64.
+
+    Every number is its quota rounded down, plus one for the largest fractions (the first among equals).
+    """
+    whole: np.ndarray = np.floor(quotas).astype(np.int64)
+    missing = total - int(whole.sum())
+    whole[np.argsort(-(quotas - whole), kind="stable")[:missing]] += 1
+    return whole
+
+
+def split(
+    indices: ArrayLike, labels: ArrayLike, fractions: Mapping[str, float], key: Key
+) -> dict[str, np.ndarray]:
+    """Share out one client's examples, for example {"train": 0.8, "test": 0.2}, each class in proportion.
+
+    indices: (m,) into labels (n,). A part has m * fraction examples, rounded up or down, and of every class
+    its fraction to within two. Returns sorted int64 arrays of the given indices. A part named "train" is
+    never empty.
+
+    Raises:
+        DataError: no examples, or fractions that are negative or do not sum to one.
+    """
+    held, shares = np.asarray(indices, dtype=np.int64).reshape(-1), np.array(list(fractions.values()))
+    if not len(held):
+        raise DataError("a client without examples cannot be split; raise the partition's minimum")
+    if not len(shares) or (shares < 0).any() or not abs(shares.sum() - 1) <= 1e-9:
+        given = ", ".join(f"{name} {share:g}" for name, share in fractions.items())
+        raise DataError(f"the fractions {given or '(none)'} must be at least 0 and sum to 1")
+    owner = np.empty(len(held), dtype=np.int64)
+    owner[_by_class(np.asarray(labels)[held], key)] = _even_sequence(shares, len(held))
+    names = list(fractions)
+    if "train" in fractions and not (owner == names.index("train")).any():
+        owner[np.flatnonzero(owner == np.bincount(owner).argmax())[0]] = names.index("train")
+    return {name: np.sort(held[owner == part]) for part, name in enumerate(names)}
+
+
+def statistics(parts: Partition, labels: ArrayLike) -> dict[str, Any]:
+    """How unequal a partition is, ready for JSON.
+
+    Returns clients, examples, sizes (per client), classes (the label values), histogram (per client, in the
+    order of `classes`), and mean_total_variation: the total variation distance between the label
+    distributions of two clients, averaged over all pairs of clients that hold anything (0: all alike, 1: no
+    class shared).
+    """
+    values = np.asarray(labels).reshape(-1)
+    kinds = np.unique(values)
+    histogram = np.stack(
+        [np.bincount(np.searchsorted(kinds, values[part]), minlength=len(kinds)) for part in parts]
+    )
+    return {
+        "clients": len(parts),
+        "examples": int(histogram.sum()),
+        "sizes": histogram.sum(axis=1).tolist(),
+        "classes": kinds.tolist(),
+        "histogram": histogram.tolist(),
+        "mean_total_variation": mean_total_variation(histogram),
+    }
+
+
+def mean_total_variation(histogram: np.ndarray) -> float:
+    """Mean total variation distance over pairs of rows, each normalised; histogram: (clients, classes).
+
+    In O(N log N) per class: among sorted x, the pairs' sum of |x_i - x_j| is the sum of (2k - N + 1) x_(k).
+    """
+    filled = histogram[histogram.sum(axis=1) > 0]
+    count = len(filled)
+    if count < 2:
+        return 0.0
+    ordered = np.sort(filled / filled.sum(axis=1, keepdims=True), axis=0)
+    weights = 2.0 * np.arange(count) - count + 1
+    return float(weights @ ordered.sum(axis=1)) / (count * (count - 1))
+
+
+def manifest(
+    parts: Partition,
+    labels: ArrayLike,
+    *,
+    how: Mapping[str, Any],
+    splits: Sequence[Mapping[str, np.ndarray]] | None = None,
+) -> dict[str, Any]:
+    """The content of partition.json: exactly who holds which example, with statistics.
+
+    how: the partitioner's name, options and seed, as JSON values. splits: per client, the parts of `split`;
+    without it each client's indices stand as they are.
+
+    Raises:
+        ValueError: splits that are not the parts' own examples (a fault of the caller).
+    """
+    if splits is None:
+        holdings = [{"indices": part.tolist()} for part in parts]
+    else:
+        for client, (part, shares) in enumerate(zip(parts, splits, strict=True)):
+            if not np.array_equal(np.sort(np.concatenate(list(shares.values()))), part):
+                raise ValueError(f"client {client}: the split is not of the examples that it holds")
+        holdings = [{name: share.tolist() for name, share in shares.items()} for shares in splits]
+    return {
+        "how": dict(how),
+        "statistics": statistics(parts, labels),
+        "clients": [{"client": client, **held} for client, held in enumerate(holdings)],
+    }
+
+
+def _labels(labels: ArrayLike, clients: int, minimum: int) -> np.ndarray:
+    values = np.asarray(labels, dtype=np.int64).reshape(-1)
+    if clients < 1 or minimum < 0:
+        raise DataError(
+            f"{clients} clients of at least {minimum} examples: there must be a client, and no debts"
+        )
+    if clients * minimum > len(values):
+        most, few = len(values) // max(minimum, 1), len(values) // clients
+        raise DataError(
+            f"{len(values)} examples do not give {clients} clients {minimum} each; take at most {most} "
+            f"clients, a minimum of at most {few}, or more data"
+        )
+    return values
+
+
+def _dirichlet_shares(count: int, beta: float, key: Key) -> np.ndarray:
+    """One draw from the symmetric Dirichlet(beta), (count,) float64 of sum one.
+
+    Normalised gamma variates, kept as logarithms: at small beta all of them underflow, their ratios do not.
+    """
+    logs = _log_gamma_variates(count, beta, key)
+    shares = np.exp(logs - logs.max())
+    return np.asarray(shares / shares.sum())
+
+
+def _log_gamma_variates(count: int, shape: float, key: Key) -> np.ndarray:
+    """Logarithms of `count` independent Gamma(shape, 1) variates (Marsaglia & Tsang 2000), float64.
+
+    A shape below one is drawn as Gamma(shape + 1) U^(1 / shape), in logarithms.
+    """
+    d = (shape + 1 if shape < 1 else shape) - 1 / 3
+    c = 1 / math.sqrt(9 * d)
+    logs = np.full(count, np.nan)
+    for attempt in itertools.count():  # nineteen in twenty are accepted each time
+        open_ = np.flatnonzero(np.isnan(logs))
+        if not len(open_):
+            break
+        stream = key.fold("gamma", attempt)
+        x = stream.fold("normal").normal((len(open_),), dtype=torch.float64).numpy()
+        log_u = np.log1p(-stream.fold("accept").unit(len(open_)))
+        root = np.maximum(1 + c * x, 1e-300)
+        log_v = 3 * np.log(root)
+        accepted = (1 + c * x > 0) & (log_u < 0.5 * x**2 + d - d * root**3 + d * log_v)
+        logs[open_[accepted]] = (math.log(d) + log_v)[accepted]
+    return logs + np.log1p(-key.fold("power").unit(count)) / shape if shape < 1 else logs
+
+
+def _fill(counts: np.ndarray, minimum: int) -> np.ndarray:
+    """Move examples, one at a time, from the richest client's largest class to the clients below `minimum`.
+
+    counts: (classes, clients). While a client lacks something the richest has more than `minimum`, as the
+    whole is enough for all; so this ends, and no donor falls below.
+    """
+    counts = counts.copy()
+    sizes = counts.sum(axis=0)
+    heap = [(-int(size), client) for client, size in enumerate(sizes) if size > minimum]
+    heapq.heapify(heap)
+    for poor in np.flatnonzero(sizes < minimum):
+        for _ in range(minimum - int(sizes[poor])):
+            held, rich = heapq.heappop(heap)
+            kind = counts[:, rich].argmax()
+            counts[kind, rich] -= 1
+            counts[kind, poor] += 1
+            if -held - 1 > minimum:
+                heapq.heappush(heap, (held + 1, rich))
+    return counts
+
+
+def _deal(counts: np.ndarray, classes: np.ndarray, key: Key) -> Partition:
+    """Give each client its `counts` (classes, clients) of examples, drawn at random within a class."""
+    kinds = np.unique(classes)
+    owner = np.empty(len(classes), dtype=np.int64)
+    for kind, row in zip(kinds, counts, strict=True):
+        places = np.flatnonzero(classes == kind)
+        owner[places[key.fold("class", int(kind)).permutation(len(places))]] = np.repeat(
+            np.arange(len(row)), row
+        )
+    ordered = np.argsort(owner, kind="stable").astype(np.int64)
+    return np.split(ordered, np.cumsum(counts.sum(axis=0))[:-1])
+
+
+def _by_class(labels: np.ndarray, key: Key) -> np.ndarray:
+    """Positions in random order, except that a class stands together; classes in random order too."""
+    kinds, kind = np.unique(labels, return_inverse=True)
+    rank = key.fold("classes").permutation(len(kinds))
+    shuffled = key.fold("examples").permutation(len(labels))
+    return shuffled[np.argsort(rank[kind[shuffled]], kind="stable")]
+
+
+def _even_sequence(shares: np.ndarray, count: int) -> np.ndarray:
+    """Part numbers, (count,) int64, whose first t, for every t, hold each part share * t times, off by < 1.
+
+    Tijdeman's rule for the chairman assignment problem (Discrete Mathematics 32, 1980): of the parts that
+    are behind by enough, the one that would soonest be too far behind. So the whole has sizes rounded up or
+    down, and every stretch is less than two off.
+    """
+    enough = 1 / max(2 * len(shares) - 2, 2) - 1e-9  # less the rounding of sums that meet it exactly
+    weights, given = shares.tolist(), [0] * len(shares)
+    sequence = np.empty(count, dtype=np.int64)
+    for place in range(count):
+        behind = [share * (place + 1) - had for share, had in zip(weights, given, strict=True)]
+        waiting = [part for part, debt in enumerate(behind) if debt >= enough]
+        part = min(waiting, key=lambda part: (1 - enough - behind[part]) / weights[part])
+        given[part] += 1
+        sequence[place] = part
+    return sequence
