@@ -1,0 +1,80 @@
+"""The contract that every federated method meets.
+
+An algorithm object holds hyper-parameters only; all that changes is explicit state, in frozen message dataclasses.
+It never touches files, devices, loggers, global random state or the transport, so the same object runs in one
+process, on a stack of clients at once, and over a network.
+
+`start`, `local`, `aggregate` and `finish` may be plain functions or generators that yield requests
+(`fitted = yield Fit(...)`) and return their result.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import Any, ClassVar
+
+from coterie.protocol import Card, Client, Federation, Layer, Model, Phase, Server, Traits, Upload, Uploads
+
+Program = Generator[Any, Any, Any]
+"""A generator of requests (or lists of requests); what it returns is the program's result."""
+
+BYTES = 4
+"""Bytes of a scalar on the wire, fp32."""
+
+
+class Algorithm(ABC):
+    """One federated method: server and client half."""
+
+    traits: ClassVar[Traits]
+
+    def phases(self, rounds: int) -> list[Phase]:
+        """The stretches of a run; `rounds` in a configuration counts the main phase."""
+        return [Phase("main", rounds)]
+
+    @abstractmethod
+    def start(self, federation: Federation, server: Server) -> Any:
+        """=> State: the server's state before the first round."""
+
+    @abstractmethod
+    def send(self, state: Any, card: Card) -> Any:
+        """The message that this client downloads; None is legal."""
+
+    @abstractmethod
+    def local(self, client: Client, download: Any) -> Upload | Program:
+        """=> Upload: the client's program of a round. Upload(None) is legal."""
+
+    @abstractmethod
+    def aggregate(self, state: Any, uploads: Uploads, server: Server) -> Any:
+        """=> State: not called when nobody answered, except in phases with clients="none"."""
+
+    def finish(self, state: Any, server: Server) -> Any:
+        """=> State: after the last round."""
+        return state
+
+    @abstractmethod
+    def site_model(self, client: Client, download: Any) -> Model:
+        """The model that this site uses and is evaluated with; memory is read-only here."""
+
+    @abstractmethod
+    def global_model(self, state: Any) -> Model | None:
+        """The model that the server would deploy, evaluated and exported; None while there is none."""
+
+    @abstractmethod
+    def bytes_up(self, layer: Layer, card: Card) -> int:
+        """Payload bytes of one upload for one adapted layer, by the paper's formula."""
+
+    @abstractmethod
+    def bytes_down(self, layer: Layer, card: Card) -> int:
+        """Payload bytes of one download for one adapted layer, by the paper's formula, set-up and base apart."""
+
+    def check(self, payload: Any, card: Card) -> None:
+        """Raises CoterieError for an upload this method cannot use; shapes, ranks, finiteness are checked before."""
+
+    def head_group(self, state: Any, card: Card) -> str:
+        """Clients of one group share an averaged head; one group for all unless a method clusters its clients."""
+        return "all"
+
+    def measures(self, state: Any, federation: Federation) -> dict[str, float]:
+        """Figures of the new state worth a curve, by name."""
+        return {}

@@ -1,0 +1,82 @@
+"""FedIT: average the factors.
+
+Federated instruction tuning (FedAvg over LoRA factors), arXiv 2305.05644; the averaging of its released code.
+Up: B_i, A_i, r_i (m + n) scalars a layer. Down: the averaged factors, r_i (m + n).
+Deviation: the paper has one rank for all. Unequal ranks are met by zero-padding to the largest and sending each
+client its first r_i columns and rows; with equal ranks this is the paper's rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.factors import average_factors, cut_for, initial_adapter
+from coterie.protocol import (
+    Adapter,
+    Card,
+    Client,
+    Federation,
+    Fit,
+    Layer,
+    Model,
+    Server,
+    Traits,
+    Upload,
+    Uploads,
+    message,
+)
+
+
+@message
+class State:
+    """The averaged factors, at the federation's largest rank."""
+
+    lora: Adapter
+
+
+@dataclass(frozen=True)
+class FedIT(Algorithm):
+    """FedAvg on both LoRA factors (arXiv 2305.05644)."""
+
+    traits = Traits(
+        title="FedIT",
+        paper="arXiv 2305.05644",
+        up="B, A: r_i (m + n)",
+        down="mean B, mean A: r_i (m + n)",
+        ranks="unequal",
+        one_client=True,
+        equal_clients=True,
+        zero_weight=True,
+        linear_upload=True,
+    )
+
+    def start(self, federation: Federation, server: Server) -> State:
+        scale = federation.cards[0].scale
+        return State(initial_adapter(federation.layers, federation.rank, scale, server.key("init")))
+
+    def send(self, state: State, card: Card) -> Adapter:
+        return cut_for(state.lora, card)
+
+    def local(self, client: Client, download: Adapter) -> Program:
+        fitted = yield Fit(Model(lora=download))
+        return Upload(fitted.model["lora"])
+
+    def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
+        rank = max(term.rank for term in state.lora.values())
+        return replace(
+            state, lora=state.lora | average_factors(uploads, rank)
+        )  # Bbar = sum p_i B_i, Abar likewise
+
+    def site_model(self, client: Client, download: Adapter) -> Model:
+        return Model(lora=download)
+
+    def global_model(self, state: Any) -> Model:
+        return Model(lora=state.lora)
+
+    def bytes_up(self, layer: Layer, card: Card) -> int:
+        return card.rank * (layer.d_out + layer.d_in) * BYTES
+
+    def bytes_down(self, layer: Layer, card: Card) -> int:
+        return card.rank * (layer.d_out + layer.d_in) * BYTES

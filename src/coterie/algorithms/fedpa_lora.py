@@ -1,0 +1,127 @@
+"""FedPA-LoRA: keep your own factors, be drawn towards the common product.
+
+FedPA-LoRA, implements Algorithm 1. Ranks r_i (trained, uploaded) and R_i (downloaded) may differ between clients.
+Up: B_i, A_i, r_i (m + n) scalars a layer. Down: the reference, R_i (m + n); once, the seed of the initial factors.
+The product is regularised unscaled and layers are summed (P2, P3), so one common scale is required.
+Deviations: none in exact reconstruction. Missing directions of the reference are zero (P6); a client that is not
+sampled keeps its factors and later receives the then current reference (P7, Appendix E).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.factors import (
+    best_rank,
+    cut_for,
+    initial_adapter,
+    initial_factors,
+    require_common_scale,
+)
+from coterie.maths.keys import Key
+from coterie.protocol import (
+    Adapter,
+    Card,
+    Client,
+    Federation,
+    Fit,
+    Layer,
+    Model,
+    Once,
+    ProductDistance,
+    Server,
+    Traits,
+    Upload,
+    Uploads,
+    message,
+)
+
+
+@message
+class State:
+    """The global reference (B_g, A_g) at rank R_g, and the seed of the initial pair."""
+
+    reference: Adapter
+    init_key: Key
+    rank: int
+
+
+@message
+class Download:
+    """The rank-R_i reference; the seed of the initial factors comes once."""
+
+    reference: Adapter
+    init_key: Once | Key
+
+
+@dataclass(frozen=True)
+class FedPALoRA(Algorithm):
+    """Local factor preservation and product alignment.
+
+    lam: the regularisation weight lambda of Eq. 3. reconstruction: how lines 16-19 are computed (Remark 2).
+    """
+
+    lam: float = 1.0
+    reconstruction: Literal["auto", "exact", "randomised"] = "exact"
+
+    traits = Traits(
+        title="FedPA-LoRA",
+        paper="FedPA-LoRA, Algorithm 1",
+        up="B, A: r_i (m + n)",
+        down="reference: R_i (m + n)",
+        ranks="unequal",
+        weights="uniform",
+        common_scale=True,
+        best_rank=True,
+        gauge_invariant=True,
+        one_client=True,
+        equal_clients=True,
+        zero_weight=True,
+        keeps_memory=True,
+    )
+
+    def start(self, federation: Federation, server: Server) -> State:
+        require_common_scale(federation, "FedPA-LoRA")
+        r_g, R_g = federation.rank, max(card.down_rank for card in federation.cards)  # line 1
+        key, scale = server.key("init"), federation.cards[0].scale
+        reference = initial_adapter(federation.layers, max(r_g, R_g), scale, key)  # line 2
+        return State(reference, key, R_g)
+
+    def send(self, state: State, card: Card) -> Download:
+        return Download(cut_for(state.reference, card, card.down_rank), Once(state.init_key))  # line 9
+
+    def local(self, client: Client, download: Download) -> Program:
+        own = client.memory.get("factors")  # line 8
+        if own is None:
+            own = initial_factors(client.card, download.init_key)  # lines 3-5
+        align = ProductDistance(download.reference, weight=self.lam / 2)  # Eq. 3
+        fitted = yield Fit(Model(lora=own), penalties=[align])  # lines 10-12
+        client.memory["factors"] = fitted.model["lora"]  # line 13: never overwritten by the server
+        return Upload(fitted.model["lora"])  # line 14
+
+    def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
+        best = best_rank(  # lines 16-19, Eqs. 4-6
+            uploads, state.rank, scaled=False, method=self.reconstruction, key=server.key("sketch")
+        )
+        return replace(state, reference=state.reference | best)
+
+    def site_model(self, client: Client, download: Download) -> Model:
+        return Model(lora=download.reference)
+
+    def global_model(self, state: State) -> Model:
+        return Model(lora=state.reference)
+
+    def measures(self, state: State, federation: Federation) -> dict[str, float]:
+        smallest = min(
+            card.down_rank for card in federation.cards
+        )  # Eqs. 86-87; columns of B_g are u_k sigma_k
+        tail = sum(float(term.B[:, smallest:].double().square().sum()) for term in state.reference.values())
+        return {"truncation_delta": tail**0.5}
+
+    def bytes_up(self, layer: Layer, card: Card) -> int:
+        return card.rank * (layer.d_out + layer.d_in) * BYTES
+
+    def bytes_down(self, layer: Layer, card: Card) -> int:
+        return card.down_rank * (layer.d_out + layer.d_in) * BYTES
