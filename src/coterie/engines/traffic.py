@@ -1,0 +1,64 @@
+"""What crosses the wire between server and client, booked to the byte; in strict mode it really becomes bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.protocol import Held, Once, copied, map_nodes
+from coterie.wire.codec import decode, digest, encode, size
+from coterie.wire.ledger import Direction, Kind, Ledger
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The messages of one round. `strict` sends everything through bytes; otherwise the other side gets a copy."""
+
+    ledger: Ledger
+    round: int
+    phase: str
+    strict: bool
+
+    def carry(self, client: str, direction: Direction, kind: Kind, content: Any) -> Any:
+        """Books a message and returns what the other side receives; None costs nothing."""
+        if content is None:
+            return None
+        amount = size(content)
+        self.ledger.add(self.round, self.phase, client, direction, kind, amount.payload, amount.overhead)
+        return decode(encode(content)) if self.strict else copied(content)
+
+    def download(self, client: str, content: Any, held: Iterable[str]) -> tuple[Any, tuple[str, ...]]:
+        """What arrives of a download with `Once` parts unwrapped, and the contents the client holds from now on.
+
+        A content the client lacks is booked as set-up.
+        """
+        body, parts = separated(content)
+        known = set(held)
+        arrived = {
+            name: value if name in known else self.carry(client, "down", "setup", value)
+            for name, value in parts.items()
+        }
+        return joined(self.carry(client, "down", "message", body), arrived), tuple(sorted(known | set(parts)))
+
+
+def separated(content: Any) -> tuple[Any, dict[str, Any]]:
+    """A download with every `Once` replaced by `Held`, and their contents by hash."""
+    parts: dict[str, Any] = {}
+
+    def hold(once: Once) -> Held:
+        name = digest(once.value)
+        parts[name] = once.value
+        return Held(name)
+
+    return map_nodes(content, Once, hold), parts
+
+
+def joined(body: Any, parts: dict[str, Any]) -> Any:
+    """The reverse of `separated`, with the contents themselves in place."""
+    return map_nodes(body, Held, lambda held: parts[held.content])
+
+
+def unwrapped(content: Any) -> Any:
+    """A download as it arrives, without any traffic."""
+    return joined(*separated(content))

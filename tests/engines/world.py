@@ -1,0 +1,127 @@
+"""A small federation in memory: a random two-layer encoder, and a task that token identities decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from coterie.algorithms import Algorithm
+from coterie.data.text import TextSet
+from coterie.engines.in_process import InProcess, Played
+from coterie.engines.setting import Measuring, Setting, Site
+from coterie.engines.sites import Store, Volatile
+from coterie.maths.keys import Key, root_key
+from coterie.models.loading import Base, from_network
+from coterie.protocol import Card, Model
+from coterie.training.asks import Plan, TrainSettings
+from coterie.training.executor import Executor
+from coterie.wire.ledger import Ledger
+
+TARGETS = ["query", "value"]
+FAST = TrainSettings(optimizer="sgd", lr=0.1, batch_size=4, steps=3, weight_decay=0.0, clip=None)
+
+
+def base(seed: int = 0) -> Base:
+    """A random encoder of two layers and width 32 with a head for two classes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = BertForSequenceClassification(
+            BertConfig(
+                vocab_size=60,
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=64,
+                max_position_embeddings=32,
+                num_labels=2,
+                initializer_range=0.2,
+            )
+        )
+    return from_network(network, None, TARGETS, root_key(seed).fold("head"), attention="eager")
+
+
+@cache
+def text(count: int, seed: int = 0, share: float = 0.5) -> TextSet:
+    """Sequences of 4 to 12 tokens; class 1 holds tokens of the upper half more often."""
+    key = root_key(seed).fold("text", count)
+    lengths = 4 + (key.fold("lengths").bits(count) % 9).astype("int64")
+    labels = (key.fold("labels").unit(count) < share).astype("int64")
+    offsets = torch.zeros(count + 1, dtype=torch.int64)
+    offsets[1:] = torch.from_numpy(lengths).cumsum(0)
+    total = int(offsets[-1])
+    own = torch.repeat_interleave(torch.from_numpy(labels), torch.from_numpy(lengths))
+    lower = torch.from_numpy(key.fold("a").unit(total) < 0.9)
+    token = 5 + (torch.from_numpy(key.fold("b").unit(total)) * 25).long()
+    ids = torch.where(lower == (own == 0), token, token + 25)
+    return TextSet(ids.to(torch.int32), offsets, torch.from_numpy(labels), torch.arange(count), 2)
+
+
+def sites(ranks: Sequence[int], layers: dict[str, Any], scale: float = 2.0, **fields: Any) -> dict[str, Site]:
+    """One site for each rank, with 20 to 32 training examples."""
+    made = {}
+    for index, rank in enumerate(ranks):
+        count = 20 + 4 * (index % 4)
+        train = text(count, seed=index + 1, share=(0.2, 0.5, 0.8)[index % 3])
+        card = Card(f"c{index}", rank, count, scale, layers, **fields)
+        made[card.id] = Site(card, {"train": train, "test": text(12, seed=100 + index)})
+    return made
+
+
+def world(
+    algorithm: Algorithm,
+    ranks: Sequence[int] = (2, 4, 16),
+    *,
+    plan: Plan | None = None,
+    train: TrainSettings = FAST,
+    store: Store | None = None,
+    ledger: Ledger | None = None,
+    seed: int = 7,
+    rounds: int = 3,
+    network: Base | None = None,
+    server_data: dict[str, TextSet] | None = None,
+    card: dict[str, Any] | None = None,
+    **fields: Any,
+) -> InProcess:
+    """An engine ready to begin."""
+    frozen = network or base()
+    setting = Setting(
+        algorithm=algorithm,
+        sites=sites(ranks, frozen.layers, **(card or {})),
+        rounds=rounds,
+        seed=seed,
+        heads={"base": frozen.head},
+        pooled_test=text(40, seed=999),
+        server_data=server_data or {},
+        **{"measuring": Measuring(objective_examples=8), **fields},
+    )
+    executor = Executor({"base": frozen}, train, plan or Plan())
+    return InProcess(setting, executor, store or Volatile(), ledger or Ledger())
+
+
+def play(engine: InProcess) -> list[Played]:
+    """The whole run."""
+    return list(engine.rounds(engine.begin()))
+
+
+def with_sites(engine: InProcess, chosen: dict[str, Site]) -> InProcess:
+    """The same engine over other sites."""
+    return InProcess(replace(engine.setting, sites=chosen), engine.executor, engine.store, engine.ledger)
+
+
+def dense(model: Model | None) -> dict[str, torch.Tensor]:
+    """What a model adds to each layer, in fp64."""
+    found: dict[str, torch.Tensor] = {}
+    for layers in (model.terms if model is not None else {}).values():
+        for name, term in layers.items():
+            product = float(term.scale) * term.left.double() @ term.A.double()  # type: ignore[attr-defined]
+            found[name] = found[name] + product if name in found else product
+    return found
+
+
+def key(*parts: str | int) -> Key:
+    return root_key(1).fold(*parts)
