@@ -29,6 +29,7 @@ from coterie.protocol import (
     Upload,
     Uploads,
     copied,
+    matching,
 )
 from coterie.protocol.messages import Uploaded
 from coterie.wire.codec import decode, encode
@@ -130,7 +131,9 @@ def result_of(
 def _answer(request: Any, seen: dict[str, Model], name: str, trained: Trained | None) -> Any:
     if isinstance(request, Fit):
         assert trained is not None
-        seen["model"] = trained(name, request.initial)
+        made = trained(name, request.initial).parameters
+        named = matching(list(made), request.train)  # what no pattern names stays as it entered
+        seen["model"] = request.initial.with_parameters({part: made[part] for part in named})
         return Fitted(seen["model"], mean_loss=1.0, examples_seen=8, steps_taken=2)
     if isinstance(request, Evaluate):
         return Score(loss=1.0, accuracy=0.5, examples=8)

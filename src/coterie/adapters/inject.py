@@ -1,0 +1,186 @@
+"""Wrapper modules around the linear layers of a frozen network, which add a stack of clients' terms in one pass.
+
+A stack of S clients runs as one batch of S * b rows, client after client. Where a term acts, the batch is seen
+as (S, N, d), so that one batched product serves all clients; everywhere else the network does not know of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from coterie.errors import ModelError
+from coterie.protocol import LowRank, Model, Term
+
+M = TypeVar("M", bound=nn.Module)
+Dropout = Callable[[str, Tensor], Tensor]
+"""(term name, input (S, N, d)) -> the input with some entries dropped, in its dtype."""
+
+
+@dataclass
+class Binding:
+    """What the wrappers of one network compute with during a forward pass; all of them hold the same object.
+
+    terms: (term name, stacked term) by layer; head: stacked parameters by name, None for the network's own; seen:
+    the input of the head layer that ran last, kept while bound.
+    """
+
+    size: int = 1
+    terms: dict[str, list[tuple[str, Term]]] = field(default_factory=dict)
+    head: Mapping[str, Tensor] | None = None
+    dropout: Dropout | None = None
+    active: bool = False
+    seen: Tensor | None = None
+
+
+class AdaptedLinear(nn.Module):
+    """A linear-like layer of the base, untouched, plus the terms bound to it."""
+
+    def __init__(self, name: str, base: nn.Module, binding: Binding) -> None:
+        super().__init__()
+        self.name, self.base, self.binding = name, base, binding
+
+    @property
+    def weight(self) -> Tensor:
+        """The base layer's own weight, for networks that look at its dtype."""
+        return cast(Tensor, self.base.weight)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The base layer's own bias."""
+        return cast(Tensor | None, self.base.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x)
+        binding = self.binding
+        terms = binding.terms.get(self.name)
+        if not terms:
+            return y
+        rows = x.reshape(binding.size, -1, x.shape[-1])
+        total = y.reshape(binding.size, -1, y.shape[-1])
+        for name, term in terms:
+            seen = rows if binding.dropout is None else binding.dropout(name, rows)
+            total = _added(total, term, seen)
+        return total.reshape(y.shape)
+
+
+class HeadLinear(nn.Module):
+    """A linear layer of the head: computed from the bound stack of weights, in their dtype, or by the base's own."""
+
+    def __init__(self, name: str, base: nn.Linear, binding: Binding) -> None:
+        super().__init__()
+        self.name, self.base, self.binding = name, base, binding
+
+    @property
+    def weight(self) -> Tensor:
+        """The base layer's own weight."""
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The base layer's own bias."""
+        return self.base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        binding = self.binding
+        if binding.active:
+            binding.seen = x
+        if binding.head is None:
+            return cast(Tensor, self.base(x))
+        weight, bias = binding.head[f"{self.name}.weight"], binding.head.get(f"{self.name}.bias")
+        rows = x.reshape(binding.size, -1, x.shape[-1]).to(weight.dtype)
+        y = rows @ weight.mT
+        if bias is not None:
+            y = y + bias.unsqueeze(-2)
+        return y.reshape(*x.shape[:-1], weight.shape[-2])
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The places of a network where terms and heads go, by the layers' names, in network order."""
+
+    layers: dict[str, AdaptedLinear]
+    heads: dict[str, HeadLinear]
+    binding: Binding
+
+    @contextmanager
+    def bound(
+        self, size: int, model: Model | None, head: Mapping[str, Tensor] | None, dropout: Dropout | None = None
+    ) -> Iterator[Binding]:
+        """For forward passes inside: a stacked model (terms with leading axis `size`), a stacked head, dropout.
+
+        head: parameter name -> (size, ...); None leaves the network's own head.
+
+        Raises:
+            ModelError: the model has a term for a layer, or the head a parameter, that this network lacks.
+        """
+        terms: dict[str, list[tuple[str, Term]]] = {}
+        for name, layers in {} if model is None else model.terms.items():
+            for layer, term in layers.items():
+                terms.setdefault(layer, []).append((name, term))
+        unknown = sorted(set(terms) - set(self.layers))
+        if unknown:
+            raise ModelError(f"the model has a term for {unknown[0]!r}, which is no adapted layer of this base")
+        if head is not None and set(head) != self.head_names:
+            odd = sorted(set(head) ^ self.head_names)
+            raise ModelError(f"the head does not fit this base: {odd[0]!r} is on one side only")
+        binding = self.binding
+        binding.size, binding.terms, binding.head, binding.dropout = size, terms, head, dropout
+        binding.active = True
+        try:
+            yield binding
+        finally:
+            binding.size, binding.terms, binding.head, binding.dropout = 1, {}, None, None
+            binding.active, binding.seen = False, None
+
+    @cached_property
+    def head_names(self) -> set[str]:
+        """The names of all head parameters."""
+        weights = {f"{layer}.weight" for layer in self.heads}
+        return weights | {f"{layer}.bias" for layer, place in self.heads.items() if place.bias is not None}
+
+
+def inject(network: nn.Module, layers: Iterable[str], head: Iterable[str]) -> Slots:
+    """Put wrappers in the place of the named modules: `layers` (linear-like) and `head` (nn.Linear).
+
+    Raises:
+        ModelError: a head module that is no nn.Linear.
+    """
+    slots = Slots({}, {}, Binding())
+    for name in layers:
+        wrapper = AdaptedLinear(name, network.get_submodule(name), slots.binding)
+        slots.layers[name] = _replace(network, name, wrapper)
+    for name in head:
+        module = network.get_submodule(name)
+        if not isinstance(module, nn.Linear):
+            raise ModelError(f"head layer {name} is a {type(module).__name__}; only nn.Linear heads can be trained")
+        slots.heads[name] = _replace(network, name, HeadLinear(name, module, slots.binding))
+    return slots
+
+
+def eject(network: nn.Module) -> None:
+    """Put the original modules back, the very objects that `inject` replaced."""
+    for name, module in list(network.named_modules()):
+        if isinstance(module, AdaptedLinear | HeadLinear):
+            _replace(network, name, module.base)
+
+
+def _replace(network: nn.Module, name: str, module: M) -> M:
+    parent, _, child = name.rpartition(".")
+    setattr(network.get_submodule(parent), child, module)
+    return module
+
+
+def _added(total: Tensor, term: Term, x: Tensor) -> Tensor:
+    """total + term.apply(x); for a low-rank term the addition is part of the second product."""
+    if not isinstance(term, LowRank):
+        return total + term.apply(x)
+    scale = term.scale.reshape(-1, 1, 1) if isinstance(term.scale, Tensor) else term.scale
+    left = (term.left * scale).to(x.dtype)
+    return torch.baddbmm(total, x @ term.A.mT.to(x.dtype), left.mT)

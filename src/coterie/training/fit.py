@@ -1,0 +1,272 @@
+"""Local training of a stack of clients in one pass; one client is a stack of one.
+
+At each step, clients whose batches have equal shape share a forward and a backward pass. The loss is the sum over
+clients of their own mean loss and penalties, so every gradient is one client's own. Group size, position and
+company change no bit of a client's result as long as the padding rank is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coterie.errors import CoterieError, RunError
+from coterie.models.loading import Base
+from coterie.protocol import Fitted, Model, Penalty
+from coterie.protocol.messages import leaves, map_tensors
+from coterie.training.asks import Ask, Done, Head, Plan, TrainSettings
+from coterie.training.evaluation import logits_of, on_base
+from coterie.training.flat import Flat, arrange, view
+from coterie.training.optimizers import OptimizerState, clip_gradients, gradient_norms, learning_rate, step
+from coterie.training.trainee import HEAD, Dropout, Trainee, attempted
+
+# Rows of a batch from which on the CPU's matrix products give a row the same bits whatever the number of rows.
+SMALLEST = {torch.float32: 4, torch.bfloat16: 8}
+
+
+def fit(base: Base, asks: Sequence[Ask], settings: TrainSettings, plan: Plan) -> list[Done | Exception]:
+    """Train the clients of Fit requests that stack, all at once.
+
+    Answers `Fitted` with the model in its own rank and dtype, on the CPU, and the trained head; what no pattern
+    names comes back bit for bit. A client that cannot be trained, or whose loss, gradient or parameters stop being
+    finite, is answered by an exception, and the others do not notice.
+    """
+    prepared = [attempted(base, ask, settings) for ask in asks]
+    ready = [trainee for trainee in prepared if isinstance(trainee, Trainee)]
+    done = iter(_Stack(base, ready, settings, plan).run() if ready else ())
+    return [next(done) if isinstance(trainee, Trainee) else trainee for trainee in prepared]
+
+
+@dataclass
+class _Room:
+    """Where some clients of the stack run: leaves, the model and head made of them, the model's other tensors."""
+
+    flat: Flat
+    model: Model
+    head: dict[str, Tensor]
+    data: list[Tensor]
+
+
+class _Stack:
+    """The state of one stacked training; lives for one `fit`."""
+
+    def __init__(self, base: Base, trainees: Sequence[Trainee], settings: TrainSettings, plan: Plan) -> None:
+        self.base, self.trainees, self.settings = base, trainees, settings
+        self.clients = len(trainees)
+        stacked = Model.stack([trainee.model for trainee in trainees], plan.padding_rank)
+        heads = {name: torch.stack([trainee.head[name] for trainee in trainees]) for name in trainees[0].head}
+        tensors = stacked.parameters | heads
+        self.places = arrange(tensors)
+        self.anyone = frozenset().union(*(trainee.trained for trainee in trainees))
+        self.like = next(iter(tensors.values()))
+        self.stacked = stacked
+        self.rooms: dict[int, _Room] = {}
+        self.main = self._room(self.clients)
+        self.varying = [place for place, value in enumerate(self.main.data) if _differs(value)]
+        for name, value in tensors.items():
+            view(self.main.flat.values, self.places, name).copy_(value)
+        self.mask = self._mask()
+        self.rate_scale = self._rate_scale()
+        self.state = OptimizerState.fresh(self.main.flat.values, settings)
+        self.penalties = _stacked_penalties(base, trainees, plan.padding_rank)
+        totals = [len(trainee.batches) for trainee in trainees]
+        self.steps = max(totals)
+        self.losses = torch.zeros(self.steps, self.clients, dtype=self.like.dtype, device=self.like.device)
+        self.norms = torch.zeros_like(self.losses)
+        self.rates = [[learning_rate(settings, number, total) for total in totals] for number in range(self.steps)]
+
+    def run(self) -> list[Done | Exception]:
+        before = self._penalty_values()
+        flat = self.main.flat
+        for number in range(self.steps):
+            alive = [i for i, trainee in enumerate(self.trainees) if number < len(trainee.batches)]
+            flat.grads.zero_()
+            for rows in self._groups(number, alive):
+                self._forward_backward(number, rows)
+            self._penalty_backward(alive)
+            if self.mask is not None:
+                flat.grads.copy_(torch.where(self.mask, flat.grads, 0.0))
+            norms = gradient_norms(flat.grads)
+            self.norms[number] = norms
+            if self.settings.clip is not None:
+                clip_gradients(flat.grads, norms, self.settings.clip)
+            step(
+                flat.values,
+                flat.grads,
+                self.state,
+                self.rates[number],
+                self.settings,
+                rows=alive,
+                trained=self.mask,
+                rate_scale=self.rate_scale,
+            )
+        return self._answers(before, self._penalty_values())
+
+    def _groups(self, number: int, alive: list[int]) -> list[list[int]]:
+        """The clients alive, grouped by the shape of their batch.
+
+        Matrix products of few rows (in float64: of rows left over by tiles of four) sum in another order than those
+        of many, so a client with such a batch runs alone, lest its bits depend on who else is there.
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        exact = self.like.dtype == torch.float64
+        fewest = 0 if exact else SMALLEST[self.base.dtype]
+        for i in alive:
+            batch = self.trainees[i].batches[number]
+            rows = len(batch.indices)
+            whole = rows % 4 == 0 if exact else rows >= fewest
+            shape = (rows, batch.pad_to)
+            groups.setdefault(shape if whole else (*shape, i), []).append(i)
+        return list(groups.values())
+
+    def _forward_backward(self, number: int, rows: list[int]) -> None:
+        """Add the gradients of the task losses of `rows`, whose batches have one shape, and note the losses."""
+        pieces = []
+        for i in rows:
+            batch = self.trainees[i].batches[number]
+            pieces.append(self.trainees[i].data.batch(batch.indices, batch.pad_to))
+        batch_of_all = pieces[0]
+        if len(pieces) > 1:
+            batch_of_all = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        room = self._room(len(rows))
+        index = torch.tensor(rows, device=self.like.device)
+        if room is not self.main:
+            room.flat.values.copy_(self.main.flat.values[index])
+            for place in self.varying:
+                room.data[place].copy_(self.main.data[place][index])
+        dropout = self._dropout(rows) if self.settings.dropout > 0 else None
+        with self.base.slots.bound(len(rows), room.model, room.head, dropout):
+            logits = logits_of(self.base, batch_of_all)
+            labels = batch_of_all["labels"].to(logits.device)
+            losses = F.cross_entropy(logits, labels, reduction="none").view(len(rows), -1).mean(dim=1)
+            room.flat.add_gradients(losses.sum(), fresh=True)
+        self.losses[number, index] = losses.detach().to(self.losses.dtype)
+        if room is not self.main:
+            self.main.flat.grads[index] = room.flat.grads
+
+    def _dropout(self, rows: list[int]) -> Dropout:
+        chosen = [self.trainees[i] for i in rows]
+        return Dropout(
+            self.settings.dropout, [trainee.generator for trainee in chosen], [trainee.dropped for trainee in chosen]
+        )
+
+    def _room(self, clients: int) -> _Room:
+        """Leaves for so many clients; made once per number."""
+        if clients not in self.rooms:
+            flat = Flat.empty(clients, self.places, set(self.anyone), self.like)
+            part = map_tensors(self.stacked, lambda tensor: tensor[:clients].clone())
+            head = {name.removeprefix(HEAD): leaf for name, leaf in flat.leaves.items() if name.startswith(HEAD)}
+            model = part.with_parameters(flat.leaves)
+            self.rooms[clients] = _Room(flat, model, head, _non_parameters(model))
+        return self.rooms[clients]
+
+    def _mask(self) -> Tensor | None:
+        """bool (S, P): what each client trains; None when all train all."""
+        if all(trainee.trained == set(self.places) for trainee in self.trainees):
+            return None
+        mask = torch.zeros_like(self.main.flat.values, dtype=torch.bool)
+        for row, trainee in enumerate(self.trainees):
+            for name in trainee.trained:
+                view(mask, self.places, name)[row] = True
+        return mask
+
+    def _rate_scale(self) -> Tensor | None:
+        if not any(trainee.rate_scale for trainee in self.trainees):
+            return None
+        factors = torch.ones_like(self.main.flat.values)
+        for row, trainee in enumerate(self.trainees):
+            for name, factor in trainee.rate_scale.items():
+                view(factors, self.places, name)[row] = factor
+        return factors
+
+    def _penalty_backward(self, alive: list[int]) -> None:
+        if not self.penalties:
+            return
+        living = torch.zeros(self.clients, dtype=torch.bool, device=self.like.device)
+        living[torch.tensor(alive, device=self.like.device)] = True
+        values = torch.stack([penalty.value(self.main.model) for penalty in self.penalties]).sum(dim=0)
+        if values.requires_grad:
+            self.main.flat.add_gradients(torch.where(living, values, 0.0).sum(), fresh=False)
+
+    @torch.no_grad()
+    def _penalty_values(self) -> list[float]:
+        if not self.penalties:
+            return [0.0] * self.clients
+        values = [penalty.value(self.main.model).double() for penalty in self.penalties]
+        return [float(value) for value in torch.stack(values).sum(dim=0)]
+
+    def _answers(self, before: list[float], after: list[float]) -> list[Done | Exception]:
+        losses, norms = self.losses.double().cpu(), self.norms.double().cpu()
+        finite = torch.isfinite(losses) & torch.isfinite(norms)
+        sound = torch.isfinite(self.main.flat.values).all(dim=1).cpu()
+        values = {name: leaf.detach() for name, leaf in self.main.flat.leaves.items()}
+        trained = self.stacked.with_parameters(values)
+        answers: list[Done | Exception] = []
+        for row, trainee in enumerate(self.trainees):
+            taken = len(trainee.batches)
+            bad = [number for number in range(taken) if not finite[number, row]]
+            if bad or not sound[row]:
+                answers.append(_diverged(trainee, bad[0] + 1 if bad else taken, self.settings))
+                continue
+            fitted = Fitted(
+                model=self._own_model(trainee, trained, row),
+                mean_loss=math.fsum(losses[:taken, row].tolist()) / taken,
+                examples_seen=sum(len(batch.indices) for batch in trainee.batches),
+                steps_taken=taken,
+                penalty_before=before[row],
+                penalty_after=after[row],
+            )
+            answers.append(Done(fitted, self._own_head(trainee, values, row)))
+        return answers
+
+    def _own_model(self, trainee: Trainee, trained: Model, row: int) -> Model:
+        """The client's model in its own rank and dtype; what it did not train is its own tensor again."""
+        initial = trainee.fit.initial
+        cut = trained.unstack(row, trainee.model).parameters
+        return initial.with_parameters(
+            {
+                name: cut[name].to(value.device, value.dtype) if name in trainee.trained else value.detach().clone()
+                for name, value in initial.parameters.items()
+            }
+        )
+
+    def _own_head(self, trainee: Trainee, values: Mapping[str, Tensor], row: int) -> Head | None:
+        given = trainee.ask.head
+        if given is None:
+            return None
+        return {
+            name: (
+                values[HEAD + name][row].to(value.device, value.dtype, copy=True)
+                if HEAD + name in trainee.trained
+                else value.detach().clone()
+            )
+            for name, value in given.items()
+        }
+
+
+def _stacked_penalties(base: Base, trainees: Sequence[Trainee], rank: int) -> list[Penalty]:
+    own = [list(trainee.fit.penalties) for trainee in trainees]
+    stacks = [type(same[0]).stack(same, rank) for same in zip(*own, strict=True)]
+    return [on_base(base, penalty) for penalty in stacks]
+
+
+def _non_parameters(model: Model) -> list[Tensor]:
+    """The tensors of a stacked model that are data, in a fixed order."""
+    parameters = {id(value) for value in model.parameters.values()}
+    return [value for _, value in leaves(model) if isinstance(value, Tensor) and id(value) not in parameters]
+
+
+def _differs(stacked: Tensor) -> bool:
+    return bool((stacked != stacked[:1]).any())
+
+
+def _diverged(trainee: Trainee, number: int, settings: TrainSettings) -> CoterieError:
+    return RunError(
+        f"client {trainee.ask.party}: loss or parameters are no longer finite at step {number} "
+        f"of {len(trainee.batches)}; lower lr ({settings.lr:g}) or set clip"
+    )

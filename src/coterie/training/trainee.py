@@ -1,0 +1,105 @@
+"""One client made ready to train: what it trains, on which batches, with which random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.data.batches import Batch
+from coterie.data.text import TextSet
+from coterie.errors import DataError, ModelError
+from coterie.models.loading import Base
+from coterie.protocol import Fit, LowRank, Model, matching
+from coterie.training.asks import Ask, Head, TrainSettings
+from coterie.training.evaluation import check_model, on_base, training_batches
+
+HEAD = "head."
+"""What the names of head parameters begin with, beside those of the model, in masks and learning-rate patterns."""
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """One client of a stack, ready to train: its own model and head in the master dtype, batches and streams."""
+
+    ask: Ask
+    fit: Fit
+    model: Model
+    head: Head
+    trained: frozenset[str]
+    rate_scale: dict[str, float]
+    data: TextSet
+    batches: list[Batch]
+    generator: torch.Generator
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The low-rank terms that this client trains: dropout acts on their input."""
+        names = {name.partition(".")[0] for name in self.trained if not name.startswith(HEAD)}
+        return frozenset(
+            name for name in names if any(isinstance(term, LowRank) for term in self.model.terms[name].values())
+        )
+
+
+def attempted(base: Base, ask: Ask, settings: TrainSettings) -> Trainee | Exception:
+    """`prepare`, with whatever it raises as its result."""
+    try:
+        return prepare(base, ask, settings)
+    except Exception as error:
+        return error
+
+
+def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
+    """Check one Fit and draw its batches.
+
+    Raises:
+        DataError: no examples.
+        ModelError: a term that does not fit its layer, a pattern that matches nothing, or nothing to train at all.
+    """
+    request = ask.request
+    assert isinstance(request, Fit)
+    if ask.data is None or len(ask.data) == 0:
+        raise DataError(f"client {ask.party}: there are no examples in {request.data!r} to train on")
+    check_model(base, request.initial, f"client {ask.party}")
+    names = list(request.initial.parameters)
+    head = {HEAD + name: value for name, value in (ask.head or base.head).items()}
+    trained = matching(names, request.train)
+    if request.head and ask.head is not None:
+        trained |= set(head)
+    if not trained:
+        raise ModelError(f"client {ask.party}: this Fit trains nothing; name some parameters, or train the head")
+    rate_scale: dict[str, float] = {}
+    for pattern, factor in request.lr_scale.items():
+        for name in matching([*names, *head], [pattern]):
+            rate_scale[name] = rate_scale.get(name, 1.0) * factor
+    return Trainee(
+        ask=ask,
+        fit=request,
+        model=on_base(base, request.initial),
+        head=on_base(base, head),
+        trained=frozenset(trained),
+        rate_scale=rate_scale,
+        data=ask.data,
+        batches=training_batches(ask.data, settings, ask.key, request.steps, request.epochs),
+        generator=ask.key.fold("dropout").generator(),
+    )
+
+
+class Dropout:
+    """Inverted dropout on the input of trained low-rank terms, drawn by each client's generator in its own shape."""
+
+    def __init__(self, rate: float, generators: Sequence[torch.Generator], dropped: Sequence[frozenset[str]]) -> None:
+        self.rate, self.generators, self.dropped = rate, generators, dropped
+
+    def __call__(self, term: str, x: Tensor) -> Tensor:
+        if not any(term in names for names in self.dropped):
+            return x
+        masks = [
+            torch.empty(x.shape[1:], dtype=torch.float32).bernoulli_(1 - self.rate, generator=generator)
+            if term in names
+            else torch.full(x.shape[1:], 1 - self.rate)
+            for generator, names in zip(self.generators, self.dropped, strict=True)
+        ]
+        return x * torch.stack(masks).div_(1 - self.rate).to(x.device, x.dtype)
