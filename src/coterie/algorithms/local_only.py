@@ -1,7 +1,7 @@
 """Local only: every client trains by itself, nothing travels.
 
 The lower bound of any comparison; not a federated method. Up: nothing. Down: once, the seed of the initial factors,
-so that all start alike.
+so that all start alike. Heads stay at home too.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class LocalOnly(Algorithm):
         ranks="unequal",
         personal=True,
         keeps_memory=True,
+        head="local",
     )
 
     def start(self, federation: Federation, server: Server) -> State:

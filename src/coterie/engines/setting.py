@@ -56,7 +56,10 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Setting:
-    """A run: who, what, how long. `sample` is the number of clients in a round (None: all)."""
+    """A run: who, what, how long.
+
+    sample: the number of clients in a round (None: all). head: given way to a method that knows but one policy.
+    """
 
     algorithm: Algorithm
     sites: Mapping[str, Site]
@@ -72,6 +75,11 @@ class Setting:
     measuring: Measuring = Measuring()
     faults: tuple[Fault, ...] = ()
     strict: bool = False
+
+    def __post_init__(self) -> None:
+        only = self.algorithm.traits.head
+        if only is not None:
+            object.__setattr__(self, "head", only)
 
     @property
     def federation(self) -> Federation:

@@ -131,6 +131,7 @@ class Traits:
     server_data: the server needs data of its own.
     evaluated: whether a site is evaluated with this round's download or the next one's.
     weights: the paper's aggregation weights, used unless the experiment sets its own.
+    head: the one head policy under which the method is itself, whatever the experiment sets; None: any.
     """
 
     title: str
@@ -140,6 +141,7 @@ class Traits:
     ranks: Literal["equal", "unequal"]
     evaluated: Literal["before aggregation", "after aggregation"] = "after aggregation"
     weights: Literal["uniform", "examples", "processed"] = "examples"
+    head: Literal["frozen", "averaged", "local"] | None = None
     common_scale: bool = False
     exact: bool = False
     best_rank: bool = False
