@@ -69,8 +69,7 @@ def ours(clients_per_step: int) -> tuple[Callable[[], Weights], InProcess]:
     """A function that plays the federation, and its engine."""
     base = from_network(network(), None, ["query", "value"], root_key(SEED).fold("head"), attention="eager")
     sites = {
-        f"c{i:02d}": Site(Card(f"c{i:02d}", RANK, 64, SCALE, base.layers), {"train": data(i)})
-        for i in range(CLIENTS)
+        f"c{i:02d}": Site(Card(f"c{i:02d}", RANK, 64, SCALE, base.layers), {"train": data(i)}) for i in range(CLIENTS)
     }
     setting = Setting(
         algorithm=FedIT(),
@@ -88,9 +87,7 @@ def ours(clients_per_step: int) -> tuple[Callable[[], Weights], InProcess]:
         fresh = InProcess(setting, executor, Volatile(), Ledger())
         *_, last = fresh.rounds(fresh.begin())
         found = {
-            f"{layer}.{part}": getattr(term, part)
-            for layer, term in last.progress.state.lora.items()
-            for part in "BA"
+            f"{layer}.{part}": getattr(term, part) for layer, term in last.progress.state.lora.items() for part in "BA"
         }
         return found | last.progress.heads["all"]
 
@@ -149,9 +146,7 @@ def _own_name(name: str) -> str:
 
 def main() -> None:
     """Runs both, interleaved, and prints best, median and ratio."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -173,8 +168,7 @@ def main() -> None:
                 seconds[name].append(time.perf_counter() - began)
     reference = results["PEFT loop"]
     apart = {
-        name: max(float((found[k] - reference[k]).abs().max()) for k in reference)
-        for name, found in results.items()
+        name: max(float((found[k] - reference[k]).abs().max()) for k in reference) for name, found in results.items()
     }
     rows = {
         name: {"best": min(s), "median": statistics.median(s), "seconds": s, "apart": apart[name]}
@@ -193,9 +187,7 @@ def main() -> None:
     if options.json:
         versions = {"torch": torch.__version__, "python": platform.python_version()}
         workload = {"clients": CLIENTS, "cohort": COHORT, "rounds": ROUNDS, "steps": STEPS, "batch": BATCH}
-        options.json.write_text(
-            json.dumps({"workload": workload, "versions": versions, "rows": rows}, indent=2)
-        )
+        options.json.write_text(json.dumps({"workload": workload, "versions": versions, "rows": rows}, indent=2))
 
 
 if __name__ == "__main__":

@@ -164,14 +164,10 @@ def text(result: Result) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--quick", action="store_true", help="the 1024 case only (the other takes minutes)")
-    parser.add_argument(
-        "--dtype", choices=["float32", "float64"], default="float64", help="of both contenders"
-    )
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float64", help="of both contenders")
     options = parser.parse_args()
 
     torch.set_num_threads(1)

@@ -32,10 +32,7 @@ def card(name: str, rank: int, scale: float = 1.0, reference_rank: int | None = 
 def uploads(terms: dict[str, LowRank], weights: dict[str, float] | None = None) -> Uploads:
     share = weights or dict.fromkeys(terms, 1.0)
     return Uploads(
-        [
-            Uploaded(card(name, one.rank, float(one.scale)), adapter(one), share[name])
-            for name, one in terms.items()
-        ]
+        [Uploaded(card(name, one.rank, float(one.scale)), adapter(one), share[name]) for name, one in terms.items()]
     )
 
 

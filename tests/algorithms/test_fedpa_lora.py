@@ -24,9 +24,7 @@ def test_algorithm_1_is_readable_in_under_80_lines() -> None:
 
 def test_t1_reference_is_the_best_rank_one_product() -> None:
     made = best_rank(uploads(t1(), T1_WEIGHTS), 1, scaled=False)["w"]
-    assert torch.allclose(
-        made.product(), torch.diag(torch.tensor([0.75, 0.0], dtype=torch.float64)), atol=1e-12
-    )
+    assert torch.allclose(made.product(), torch.diag(torch.tensor([0.75, 0.0], dtype=torch.float64)), atol=1e-12)
     assert torch.allclose(made.A @ made.A.mT, torch.eye(1, dtype=torch.float64), atol=1e-12)
 
 
@@ -70,23 +68,17 @@ def test_the_first_round_is_regularised_towards_the_zero_product() -> None:
     fit = next(algorithm.local(client, unwrapped(algorithm.send(state, members[0]))))  # type: ignore[arg-type]
     stacked = Model.stack([random_training()("a", fit.initial)])
     penalty = type(fit.penalties[0]).stack(list(fit.penalties), 0).value(stacked)
-    unscaled = sum(
-        float((term.B[0] @ term.A[0]).double().square().sum()) for term in stacked["lora"].values()
-    )
+    unscaled = sum(float((term.B[0] @ term.A[0]).double().square().sum()) for term in stacked["lora"].values())
     assert abs(float(penalty) - 3.0 / 2 * unscaled) < 1e-5 * unscaled
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 10_000))
-def test_the_server_step_never_raises_the_regulariser_at_equal_ranks(
-    rank: int, clients: int, seed: int
-) -> None:
+def test_the_server_step_never_raises_the_regulariser_at_equal_ranks(rank: int, clients: int, seed: int) -> None:
     """Eqs. 58-60: the new reference is nearer to the clients' products, in sum, than any product of that rank."""
     members = [Card(str(i), rank, 1, 1.0, {"w": Layer(8, 6)}) for i in range(clients)]
     first = play(FedPALoRA(), members, random_training(seed))
-    second = play(
-        FedPALoRA(), members, random_training(seed + 1), state=first.state, memories=first.memories, number=2
-    )
+    second = play(FedPALoRA(), members, random_training(seed + 1), state=first.state, memories=first.memories, number=2)
     products = [dense(model["lora"]["w"]) for model in second.fitted.values()]
     old, new = dense(first.state.reference["w"]), dense(second.state.reference["w"])
 
@@ -98,8 +90,7 @@ def test_the_server_step_never_raises_the_regulariser_at_equal_ranks(
 
 def test_reference_ranks_cut_what_each_client_downloads() -> None:
     members = [
-        Card(name, 4, 1, 1.0, {"w": Layer(8, 6)}, reference_rank=rank)
-        for name, rank in (("a", 1), ("b", 2), ("c", 3))
+        Card(name, 4, 1, 1.0, {"w": Layer(8, 6)}, reference_rank=rank) for name, rank in (("a", 1), ("b", 2), ("c", 3))
     ]
     outcome = play(FedPALoRA(), members, random_training())
     assert outcome.state.reference["w"].rank == 3
@@ -112,9 +103,7 @@ def test_reference_ranks_cut_what_each_client_downloads() -> None:
 
 
 def test_truncation_delta_is_the_tail_beyond_the_smallest_reference() -> None:
-    members = [
-        Card(name, 4, 1, 1.0, {"w": Layer(8, 6)}, reference_rank=rank) for name, rank in (("a", 1), ("b", 3))
-    ]
+    members = [Card(name, 4, 1, 1.0, {"w": Layer(8, 6)}, reference_rank=rank) for name, rank in (("a", 1), ("b", 3))]
     outcome = play(FedPALoRA(), members, random_training())
     S = torch.linalg.svdvals(dense(outcome.state.reference["w"]))
     delta = FedPALoRA().measures(outcome.state, Federation(tuple(members), 1))["truncation_delta"]

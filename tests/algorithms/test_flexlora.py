@@ -15,17 +15,13 @@ from coterie.protocol import Federation
 def test_t1_at_rank_one_keeps_the_larger_direction_with_error_one_quarter() -> None:
     made = best_rank(uploads(t1(), T1_WEIGHTS), 1)["w"]
     target = torch.diag(torch.tensor([0.75, 0.25], dtype=torch.float64))
-    assert torch.allclose(
-        made.product(), torch.diag(torch.tensor([0.75, 0.0], dtype=torch.float64)), atol=1e-12
-    )
+    assert torch.allclose(made.product(), torch.diag(torch.tensor([0.75, 0.0], dtype=torch.float64)), atol=1e-12)
     assert abs(float((made.product() - target).norm()) - 0.25) < 1e-12
 
 
 def test_at_full_rank_the_average_product_is_exact() -> None:
     made = best_rank(uploads(t1(), T1_WEIGHTS), 2)["w"]
-    assert torch.allclose(
-        made.product(), torch.diag(torch.tensor([0.75, 0.25], dtype=torch.float64)), atol=1e-12
-    )
+    assert torch.allclose(made.product(), torch.diag(torch.tensor([0.75, 0.25], dtype=torch.float64)), atol=1e-12)
 
 
 def test_scales_enter_the_average_and_leave_with_the_receiver() -> None:

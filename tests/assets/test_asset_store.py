@@ -78,9 +78,7 @@ def test_install_unpacks_exactly_the_wanted_members(asset: Asset, tmp_path: Path
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_present_is_not_downloaded_again(
-    asset: Asset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_present_is_not_downloaded_again(asset: Asset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = store.install(asset, tmp_path)
     monkeypatch.setattr(store, "download", lambda *_: pytest.fail("downloaded again"))
     assert store.install(asset, tmp_path) == first
@@ -152,9 +150,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(asset: Asset, tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "target", ["../up.txt", "/etc/up.txt", "a/../../up.txt", "C:up.txt", "..\\up.txt", ""]
-)
+@pytest.mark.parametrize("target", ["../up.txt", "/etc/up.txt", "a/../../up.txt", "C:up.txt", "..\\up.txt", ""])
 def test_a_target_outside_the_folder_cannot_be_registered(asset: Asset, target: str) -> None:
     with pytest.raises(ValueError, match="does not stay inside"):
         dataclasses.replace(asset, members={"tinyasset/a.txt": target})
@@ -208,9 +204,7 @@ def start(asset: Asset, root: Path, moment: str, log: Path) -> subprocess.Popen[
 
 @pytest.mark.parametrize("moment", ["download", "unpack", "rename", "tidy"])
 @pytest.mark.usefixtures("quick")
-def test_a_kill_at_any_moment_leaves_nothing_half_done_that_counts(
-    asset: Asset, tmp_path: Path, moment: str
-) -> None:
+def test_a_kill_at_any_moment_leaves_nothing_half_done_that_counts(asset: Asset, tmp_path: Path, moment: str) -> None:
     root = tmp_path / "cache"
     child = start(asset, root, moment, tmp_path / "log")
     assert child.stdout is not None and child.stdout.readline() == "there\n"
@@ -223,9 +217,7 @@ def test_a_kill_at_any_moment_leaves_nothing_half_done_that_counts(
     assert_only_whole(asset, root)
 
 
-def test_a_killed_fetch_takes_its_pip_with_it(
-    asset: Asset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_fetch_takes_its_pip_with_it(asset: Asset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pip that waits for an index which never answers; nothing of it is left once the fetch is killed."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.delenv("PIP_NO_INDEX")
@@ -255,9 +247,7 @@ def test_two_processes_at_once_download_once_and_both_succeed(asset: Asset, tmp_
 
 
 @pytest.mark.usefixtures("quick")
-def test_listing_and_remove_follow_the_cache(
-    asset: Asset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listing_and_remove_follow_the_cache(asset: Asset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTERIE_CACHE", str(tmp_path))
     monkeypatch.setattr(store, "ASSETS", {"tiny": asset})
     assert remove("tiny") is False

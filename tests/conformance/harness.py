@@ -98,9 +98,7 @@ def play(
         seen: dict[str, Model] = {}
         upload = result_of(algorithm.local(client, downloads[card.id]), seen, card.id, trained)
         assert isinstance(upload, Upload)
-        payloads[card.id] = tamper(
-            card.id, decode(encode(upload.payload)) if upload.payload is not None else None
-        )
+        payloads[card.id] = tamper(card.id, decode(encode(upload.payload)) if upload.payload is not None else None)
         fitted[card.id] = seen["model"]
         kept[card.id] = memory.commit()
     share = weights or {card.id: 1.0 for card in members}
@@ -109,9 +107,7 @@ def play(
     return Outcome(after, before, downloads, bodies, payloads, fitted, kept)
 
 
-def result_of(
-    program: Any, seen: dict[str, Model], name: str = "server", trained: Trained | None = None
-) -> Any:
+def result_of(program: Any, seen: dict[str, Model], name: str = "server", trained: Trained | None = None) -> Any:
     """Runs a program to its end, with the given factors as the answer to every Fit."""
     if not isinstance(program, Generator):
         return program
@@ -215,8 +211,7 @@ def best(matrices: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
 def gap(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """The largest relative distance over layers."""
     return max(
-        float((first[layer] - second[layer]).norm() / (second[layer].norm() + 1e-30))
-        for layer in first | second
+        float((first[layer] - second[layer]).norm() / (second[layer].norm() + 1e-30)) for layer in first | second
     )
 
 

@@ -87,9 +87,7 @@ def test_equal_clients_means_that_what_all_send_is_deployed(algorithm: Algorithm
 
 @pytest.mark.parametrize("algorithm", methods(deploying=True))
 def test_zero_weight_means_absence(algorithm: Algorithm) -> None:
-    nobody = deployed(
-        algorithm, play(algorithm, cards(RANKS), random_training(), weights=WEIGHTS | {"b": 0.0})
-    )
+    nobody = deployed(algorithm, play(algorithm, cards(RANKS), random_training(), weights=WEIGHTS | {"b": 0.0}))
     two = cards({"a": 2, "c": 2})
     absent = deployed(algorithm, play(algorithm, two, random_training(), weights={"a": 0.5, "c": 0.2}))
     assert nobody is not None and absent is not None
@@ -167,9 +165,7 @@ def test_sites_keep_memory_exactly_as_declared(algorithm: Algorithm) -> None:
 def test_payload_bytes_equal_the_methods_formula(algorithm: Algorithm) -> None:
     members = cards({"a": 1, "b": 2, "c": 4}) if algorithm.traits.ranks == "unequal" else cards(RANKS)
     outcome = play(algorithm, members, random_training())
-    second = play(
-        algorithm, members, random_training(1), state=outcome.state, memories=outcome.memories, number=2
-    )
+    second = play(algorithm, members, random_training(1), state=outcome.state, memories=outcome.memories, number=2)
     for card in members:
         up = sum(algorithm.bytes_up(layer, card) for layer in card.layers.values())
         down = sum(algorithm.bytes_down(layer, card) for layer in card.layers.values())
@@ -191,9 +187,7 @@ def test_uploads_hold_nothing_but_what_training_made(algorithm: Algorithm) -> No
     outcome = one_round(algorithm)
     for payload in outcome.payloads.values():
         assert not any("head" in path or "classifier" in path for path, _ in leaves(payload))
-        assert not any(
-            isinstance(leaf, torch.Tensor) and not leaf.is_floating_point() for _, leaf in leaves(payload)
-        )
+        assert not any(isinstance(leaf, torch.Tensor) and not leaf.is_floating_point() for _, leaf in leaves(payload))
 
 
 @pytest.mark.parametrize("algorithm", methods())

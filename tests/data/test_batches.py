@@ -73,9 +73,7 @@ def test_padding_holds_the_longest_and_never_more_than_the_longest_of_all(
     for batch in plan(lengths, size, steps=steps, key=KEY, multiple=multiple):
         longest = sizes[batch.indices].max()
         assert longest <= batch.pad_to <= sizes.max()
-        assert batch.pad_to == sizes.max() or (
-            batch.pad_to % multiple == 0 and batch.pad_to - longest < multiple
-        )
+        assert batch.pad_to == sizes.max() or (batch.pad_to % multiple == 0 and batch.pad_to - longest < multiple)
     exact = plan(lengths, size, steps=steps, key=KEY, buckets=False, multiple=multiple)
     assert {batch.pad_to for batch in exact} == {int(sizes.max())}
 

@@ -64,9 +64,7 @@ def test_a_field_beyond_the_csv_modules_limit_is_read_and_the_limit_kept(tmp_pat
         ("a.xlsx", "", "must end in .csv, .jsonl, .ndjson, .tsv"),
     ],
 )
-def test_errors_are_one_line_with_file_and_place(
-    tmp_path: Path, name: str, content: str | bytes, said: str
-) -> None:
+def test_errors_are_one_line_with_file_and_place(tmp_path: Path, name: str, content: str | bytes, said: str) -> None:
     path = written(tmp_path, name, content)
     with pytest.raises(DataError) as caught:
         read(path)

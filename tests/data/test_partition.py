@@ -75,8 +75,7 @@ def test_extreme_skew_stays_finite_and_feasible() -> None:
 def test_small_beta_is_skewed_and_large_beta_even() -> None:
     labels = np.arange(4000) % 4
     distance = [
-        statistics(dirichlet(labels, 20, beta, KEY), labels)["mean_total_variation"]
-        for beta in (0.05, 1, 1000)
+        statistics(dirichlet(labels, 20, beta, KEY), labels)["mean_total_variation"] for beta in (0.05, 1, 1000)
     ]
     assert distance[0] > 0.7 > distance[1] > 0.2 > distance[2]
 
@@ -109,9 +108,7 @@ def test_gamma_variates_have_the_gamma_distribution(beta: float) -> None:
 
 def test_impossible_partitions_say_what_to_change() -> None:
     for make in (iid, lambda *given: dirichlet(given[0], given[1], 0.5, *given[2:])):
-        with pytest.raises(
-            DataError, match=r"10 examples .* at most 3 clients, a minimum of at most 2, or more"
-        ):
+        with pytest.raises(DataError, match=r"10 examples .* at most 3 clients, a minimum of at most 2, or more"):
             make(np.zeros(10, int), 4, KEY, 3)
     for beta in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(DataError, match="positive"):
@@ -175,9 +172,7 @@ def test_a_split_shares_out_all_examples_in_proportion(
 
 def test_a_split_draws_by_key_and_leaves_no_class_aside() -> None:
     labels = np.repeat([0, 1], [90, 10])
-    tests = [
-        split(np.arange(100), labels, {"train": 0.8, "test": 0.2}, root_key(s))["test"] for s in range(40)
-    ]
+    tests = [split(np.arange(100), labels, {"train": 0.8, "test": 0.2}, root_key(s))["test"] for s in range(40)]
     assert all((labels[part] == 1).sum() in (1, 2, 3) for part in tests)
     chosen = np.bincount(np.concatenate(tests), minlength=100)
     assert chosen.min() >= 1 and chosen.max() <= 20  # 8 expected of each example

@@ -129,9 +129,7 @@ def test_limits_below_one_are_refused(table: Callable[..., str]) -> None:
         load(table(own(10)), limit_test=0)
 
 
-def test_benchmark_folders_are_read_from_coterie_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_benchmark_folders_are_read_from_coterie_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COTERIE_DATA", raising=False)
     with pytest.raises(CoterieError, match="COTERIE_DATA, which is not set"):
         load_task("sst2", seed_key=KEY)

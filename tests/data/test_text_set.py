@@ -30,9 +30,7 @@ def make_tokenizer(pad: str | None = "[PAD]", special: bool = True, words: list[
             special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
         )
     names = ["input_ids", "token_type_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token=pad, unk_token="[UNK]", model_input_names=names
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=pad, unk_token="[UNK]", model_input_names=names)
 
 
 @pytest.fixture(autouse=True)
@@ -154,9 +152,7 @@ def damage(kind: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["flipped bit", "cut", "empty", "noise"])
-def test_a_damaged_cache_is_rebuilt_silently(
-    cache: Path, kind: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_cache_is_rebuilt_silently(cache: Path, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     good = tokenise(TEXTS, None, [0, 1, 1], make_tokenizer(), 16)
     (entry,) = cache.iterdir()
     before = entry.read_bytes()
@@ -167,9 +163,7 @@ def test_a_damaged_cache_is_rebuilt_silently(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "file"))
     assert len(tokenise(TEXTS, None, [0, 1, 1], make_tokenizer(), 16)) == 3

@@ -88,9 +88,7 @@ def test_the_ledger_books_the_methods_formula_and_tells_kinds_apart() -> None:
         down = sum(algorithm.bytes_down(layer, card) for layer in card.layers.values())
         for number in (1, 2):
             mine = [row for row in rows if row["client"] == name and row["round"] == number]
-            booked = {
-                (row["kind"], row["direction"]): row["payload"] for row in mine if row["kind"] != "evaluation"
-            }
+            booked = {(row["kind"], row["direction"]): row["payload"] for row in mine if row["kind"] != "evaluation"}
             expected = {
                 ("message", "up"): up,
                 ("message", "down"): down,
@@ -194,9 +192,7 @@ def test_sampling_depends_on_the_round_alone_and_absent_clients_keep_their_state
                 assert now == kept.get(name, encode({}))
             kept[name] = now
     assert all(len(cohort) == 2 for cohort in cohorts) and len({tuple(c) for c in cohorts}) > 1
-    assert cohorts == [
-        p.metrics["cohort"] for p in play(world(FedIT(), ranks=(2, 2, 4, 4, 8), sample=2, rounds=4))
-    ]
+    assert cohorts == [p.metrics["cohort"] for p in play(world(FedIT(), ranks=(2, 2, 4, 4, 8), sample=2, rounds=4))]
 
 
 def test_a_program_without_its_yield_is_named() -> None:
@@ -240,9 +236,7 @@ def test_local_only_keeps_its_heads_whatever_the_experiment_says() -> None:
 
 
 def test_fedpa_initialisation_mismatch_is_exactly_zero_and_flexlora_s_is_not() -> None:
-    assert [p.metrics.get("init_mismatch") for p in play(world(FedPALoRA()))] == [None] + [
-        {"B": 0.0, "A": 0.0}
-    ] * 2
+    assert [p.metrics.get("init_mismatch") for p in play(world(FedPALoRA()))] == [None] + [{"B": 0.0, "A": 0.0}] * 2
     assert all(p.metrics["init_mismatch"]["B"] > 0.01 for p in play(world(FlexLoRA()))[1:])
 
 
@@ -301,9 +295,7 @@ def test_a_set_up_phase_server_training_and_personal_models_run() -> None:
 
 def test_a_client_that_missed_rounds_catches_up_on_the_base_and_pays_for_it() -> None:
     store = Volatile()
-    run = world(
-        Stacking(), store=store, rounds=3, faults=(Fault("c1", 1, "exception"), Fault("c1", 2, "exception"))
-    )
+    run = world(Stacking(), store=store, rounds=3, faults=(Fault("c1", 1, "exception"), Fault("c1", 2, "exception")))
     missed = play(run)
     # The engine patches before local runs; a client that raised has not committed the newer version.
     rows = [row for row in run.ledger.rows() if row["kind"] == "base" and row["client"] == "c1"]
@@ -329,11 +321,7 @@ def test_the_base_holds_all_patches_in_order_after_a_restart() -> None:
 
 def test_measuring_less_changes_no_bit_of_the_training() -> None:
     full = play(world(FedPALoRA()))
-    bare = play(
-        world(
-            FedPALoRA(), measuring=Measuring(every=3, clients_every=3, objective_examples=0, mismatch=False)
-        )
-    )
+    bare = play(world(FedPALoRA(), measuring=Measuring(every=3, clients_every=3, objective_examples=0, mismatch=False)))
     assert encode(full[-1].progress.state) == encode(bare[-1].progress.state)
     assert "global" not in bare[0].metrics and "global" in bare[-1].metrics
 
@@ -357,9 +345,7 @@ def _in_double(made: Any) -> Any:
                     wanted = program.send(answer)
                 except StopIteration as stop:
                     return stop.value
-                answer = (
-                    yield [_doubled(one) for one in wanted] if isinstance(wanted, list) else _doubled(wanted)
-                )
+                answer = yield [_doubled(one) for one in wanted] if isinstance(wanted, list) else _doubled(wanted)
 
     return Double
 

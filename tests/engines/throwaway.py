@@ -61,16 +61,12 @@ class TwoStage(Algorithm):
         ]
 
     def start(self, federation: Federation, server: Server) -> Program:
-        fresh = initial_adapter(
-            federation.layers, federation.rank, federation.cards[0].scale, server.key("init")
-        )
+        fresh = initial_adapter(federation.layers, federation.rank, federation.cards[0].scale, server.key("init"))
         fitted = yield Fit(Model(shared=fresh), train=("shared.*",), data="public/toy", steps=1)
         return TwoStageState(fitted.model["shared"], {})
 
     def send(self, state: TwoStageState, card: Card) -> Adapter | None:
-        return (
-            {name: term.truncated(card.rank) for name, term in state.shared.items()} if state.sizes else None
-        )
+        return {name: term.truncated(card.rank) for name, term in state.shared.items()} if state.sizes else None
 
     def local(self, client: Client, download: Any) -> Any:
         if client.phase == "survey":
@@ -94,9 +90,7 @@ class TwoStage(Algorithm):
 
     def aggregate(self, state: TwoStageState, uploads: Uploads, server: Server) -> Any:
         if server.phase == "survey":
-            return replace(
-                state, sizes={card.id: payload["examples"] for card, payload, _ in uploads.items()}
-            )
+            return replace(state, sizes={card.id: payload["examples"] for card, payload, _ in uploads.items()})
         return self._polish(state, uploads, server)
 
     def _polish(self, state: TwoStageState, uploads: Uploads, server: Server) -> Program:

@@ -44,9 +44,7 @@ def test_values_and_gradients_equal_the_dense_form(seed, m, n, r, r2):
         value, twin = fast(*leaves), slow(*leaves)
         scale = 1 + twin.abs().item()
         torch.testing.assert_close(value, twin, rtol=0, atol=1e-10 * scale)
-        for ours, theirs in zip(
-            torch.autograd.grad(value, leaves), torch.autograd.grad(twin, leaves), strict=True
-        ):
+        for ours, theirs in zip(torch.autograd.grad(value, leaves), torch.autograd.grad(twin, leaves), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10 * scale)
 
 
@@ -101,9 +99,7 @@ def test_distance_is_accurate_where_the_gram_form_is_not():
 @bounded
 def test_distance_equals_the_dense_one(seed, m, n, r, r2):
     factors = (*pair(seed, m, r, n), *pair(seed + 1, m, r2, n))
-    torch.testing.assert_close(
-        distance(*factors), dense.squared_distance(*factors).sqrt(), rtol=1e-12, atol=1e-12
-    )
+    torch.testing.assert_close(distance(*factors), dense.squared_distance(*factors).sqrt(), rtol=1e-12, atol=1e-12)
 
 
 @given(mixtures())
@@ -112,9 +108,7 @@ def test_norm_of_and_distance_to_a_mixture_equal_the_dense_ones(mixture):
     factors, weights = mixture
     D = dense.mixture(factors, weights)
     scale = 1 + D.norm().item() ** 2
-    torch.testing.assert_close(
-        mixture_squared_norm(factors, weights), D.square().sum(), rtol=0, atol=1e-12 * scale
-    )
+    torch.testing.assert_close(mixture_squared_norm(factors, weights), D.square().sum(), rtol=0, atol=1e-12 * scale)
     B, A = pair(3, D.shape[0], 2, D.shape[1])
     torch.testing.assert_close(
         mixture_distance(B, A, factors, weights),

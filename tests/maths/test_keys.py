@@ -47,10 +47,7 @@ def test_bits_and_unit_have_their_golden_values():
         "0xde1f04e7f084ed03",
         "0x65034a8e78cd1e59",
     ]
-    assert (
-        hashlib.blake2b(KEY.bits(4096).astype("<u8").tobytes(), digest_size=8).hexdigest()
-        == "e27ef957145dda2c"
-    )
+    assert hashlib.blake2b(KEY.bits(4096).astype("<u8").tobytes(), digest_size=8).hexdigest() == "e27ef957145dda2c"
     assert [x.hex() for x in KEY.unit(4).tolist()] == [
         "0x1.a3f102fa9ac51p-1",
         "0x1.839335b2e643cp-3",

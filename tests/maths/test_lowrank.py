@@ -41,9 +41,7 @@ def assert_best(best: BestRank, D: torch.Tensor, rank: int) -> None:
     rows = torch.zeros(rank, rank, dtype=torch.float64)
     rows[:attained, :attained] = torch.eye(attained)
     torch.testing.assert_close(best.A @ best.A.mT, rows, rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        best.B.mT @ best.B, torch.diag(best.singular_values**2), rtol=0, atol=1e-12 * scale**2
-    )
+    torch.testing.assert_close(best.B.mT @ best.B, torch.diag(best.singular_values**2), rtol=0, atol=1e-12 * scale**2)
     for beyond in (best.B[:, attained:], best.A[attained:], best.singular_values[attained:]):
         assert not beyond.any()
 
@@ -160,9 +158,7 @@ def test_leading_axes_equal_a_loop(method):
     assert (best.B.shape, best.A.shape, best.tail.shape) == ((2, 3, 12, 3), (2, 3, 3, 9), (2, 3))
     for i in range(2):
         for j in range(3):
-            one = best_rank(
-                [(batched[0][i, j], batched[1][i, j]), shared], [0.7, 0.3], 3, method=method, key=Key(5)
-            )
+            one = best_rank([(batched[0][i, j], batched[1][i, j]), shared], [0.7, 0.3], 3, method=method, key=Key(5))
             torch.testing.assert_close(best.B[i, j], one.B, rtol=0, atol=1e-11)
             torch.testing.assert_close(best.A[i, j], one.A, rtol=0, atol=1e-11)
             torch.testing.assert_close(best.tail[i, j], one.tail, rtol=0, atol=1e-6)
@@ -175,9 +171,7 @@ def test_float32_in_float32_out_with_the_accuracy_of_float64_inside():
         assert {x.dtype for x in (best.B, best.A, best.singular_values, best.tail)} == {torch.float32}
     expected, _, tail = dense.best_rank(dense.mixture(factors, weights), 4)
     best = best_rank(factors, weights, 4)
-    torch.testing.assert_close(
-        product(best).double(), expected, rtol=0, atol=1e-6 * expected.abs().max().item()
-    )
+    torch.testing.assert_close(product(best).double(), expected, rtol=0, atol=1e-6 * expected.abs().max().item())
     assert best.tail.item() == pytest.approx(tail.item(), rel=1e-7)
     low = best_rank(factors, weights, 4, dtype=torch.float32)
     torch.testing.assert_close(low.B @ low.A, product(best), rtol=0, atol=1e-4)
@@ -278,8 +272,7 @@ def test_truncating_by_energy_keeps_just_enough_of_it():
 
 def test_truncating_a_stack_by_energy_gives_each_member_its_own_rank():
     members = [
-        with_spectrum(s, 12, 9, torch.tensor(S, dtype=torch.float64))
-        for s, S in ((1, [3, 1, 0.1]), (5, [3, 0.1, 0.1]))
+        with_spectrum(s, 12, 9, torch.tensor(S, dtype=torch.float64)) for s, S in ((1, [3, 1, 0.1]), (5, [3, 0.1, 0.1]))
     ]
     best = truncate_energy(torch.stack([B for B, _ in members]), torch.stack([A for _, A in members]), 0.9)
     assert best.B.shape == (2, 12, 2)
@@ -312,9 +305,7 @@ def test_completion_adds_orthonormal_rows_and_keeps_the_given_ones_bit_for_bit(s
     kept = [i for i in range(r) if i not in zeroed]
     assert completed.shape == (rank, n)
     assert torch.equal(completed[kept], A[kept])
-    torch.testing.assert_close(
-        completed @ completed.mT, torch.eye(rank, dtype=torch.float64), rtol=0, atol=1e-12
-    )
+    torch.testing.assert_close(completed @ completed.mT, torch.eye(rank, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 def test_completion_leaves_the_product_of_best_rank_alone():

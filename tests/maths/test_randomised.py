@@ -109,9 +109,7 @@ def test_the_reported_tail_is_the_true_error(kind, power):
 
 def test_where_nothing_is_left_out_the_tail_is_rounding():
     B, A = pair(1, M, R, N)
-    tails = [
-        best_rank([(B, A)], [1.0], R, method="randomised", key=Key(draw)).tail.item() for draw in range(10)
-    ]
+    tails = [best_rank([(B, A)], [1.0], R, method="randomised", key=Key(draw)).tail.item() for draw in range(10)]
     assert min(tails) >= 0
     assert max(tails) < 1e-7 * torch.linalg.matrix_norm(B @ A).item()
 
@@ -128,9 +126,7 @@ def test_rows_of_A_are_orthonormal_and_zero_updates_give_zeros():
 
 def test_a_key_decides_the_draw():
     factors = [pair(1, M, Q, N)]
-    first, again, other = (
-        best_rank(factors, [1.0], R, method="randomised", key=Key(seed)) for seed in (1, 1, 2)
-    )
+    first, again, other = (best_rank(factors, [1.0], R, method="randomised", key=Key(seed)) for seed in (1, 1, 2))
     assert torch.equal(first.B, again.B)
     assert not torch.equal(first.B, other.B)
 

@@ -69,9 +69,7 @@ def test_uploads_come_in_id_order_with_weights_of_sum_one() -> None:
 def test_the_mean_is_weighted_summed_in_fp64_and_cast_back() -> None:
     big = [Uploaded(card(str(i), 1), torch.tensor([1e8 + i]), 1.0) for i in range(4)]
     mean = Uploads(big).mean()
-    assert mean.dtype == torch.float32 and float(mean) == float(
-        torch.tensor(1e8 + 1.5, dtype=torch.float64).float()
-    )
+    assert mean.dtype == torch.float32 and float(mean) == float(torch.tensor(1e8 + 1.5, dtype=torch.float64).float())
 
 
 def test_a_subset_is_renormalised() -> None:

@@ -54,9 +54,7 @@ def test_rescaling_keeps_the_product() -> None:
 
 
 def test_wrong_shapes_and_ranks_are_named() -> None:
-    with pytest.raises(
-        ModelError, match=r"client c, layer w: B \(5, 3\) and A \(3, 4\) do not fit a layer of 5 x 6"
-    ):
+    with pytest.raises(ModelError, match=r"client c, layer w: B \(5, 3\) and A \(3, 4\) do not fit a layer of 5 x 6"):
         term().check("client c, layer w", Layer(5, 6), 3)
     with pytest.raises(ModelError, match="rank 3 is above this client's rank 2"):
         term().check("client c, layer w", Layer(5, 4), 2)

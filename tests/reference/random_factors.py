@@ -18,9 +18,7 @@ def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor
     return Key(seed).fold("test", *shape).normal(shape, dtype=dtype)
 
 
-def pair(
-    seed: int, m: int, r: int, n: int, *batch: int, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor]:
+def pair(seed: int, m: int, r: int, n: int, *batch: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return normal(2 * seed, *batch, m, r, dtype=dtype), normal(2 * seed + 1, *batch, r, n, dtype=dtype)
 
 

@@ -305,7 +305,9 @@ def test_a_message_that_contains_itself_or_is_endlessly_deep_is_refused() -> Non
             encode(sent)
 
 
-@pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: (x,), lambda x: {"k": x}, Parcel], ids=["list", "tuple", "dict", "message"])
+@pytest.mark.parametrize(
+    "wrap", [lambda x: [x], lambda x: (x,), lambda x: {"k": x}, Parcel], ids=["list", "tuple", "dict", "message"]
+)
 def test_whatever_is_shallow_enough_to_be_written_can_be_read(wrap: Any) -> None:
     sent: Any = 1
     for _ in range(structure.DEPTH):

@@ -65,9 +65,7 @@ class FedIT(Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = max(term.rank for term in state.lora.values())
-        return replace(
-            state, lora=state.lora | average_factors(uploads, rank)
-        )  # Bbar = sum p_i B_i, Abar likewise
+        return replace(state, lora=state.lora | average_factors(uploads, rank))  # Bbar = sum p_i B_i, Abar likewise
 
     def site_model(self, client: Client, download: Adapter) -> Model:
         return Model(lora=download)

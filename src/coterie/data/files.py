@@ -45,9 +45,7 @@ def read_rows(path: Path, *, text: str, pair: str | None, label: str) -> list[Ro
     for line, values in records:
         for column in wanted:
             if not values[column].strip():
-                raise DataError(
-                    f"{path}, line {line}: nothing in column {column!r}; drop the line or fill it in"
-                )
+                raise DataError(f"{path}, line {line}: nothing in column {column!r}; drop the line or fill it in")
         rows.append(Row(line, values[text], None if pair is None else values[pair], values[label].strip()))
     return rows
 
@@ -96,9 +94,7 @@ def _csv_records(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
                 if fields:
                     records.append((reader.line_num, fields))
         except csv.Error as error:
-            raise DataError(
-                f"{path}, line {reader.line_num}: not CSV ({error}); check the quotation marks"
-            ) from error
+            raise DataError(f"{path}, line {reader.line_num}: not CSV ({error}); check the quotation marks") from error
     finally:
         csv.field_size_limit(limit)
     return iter(records)

@@ -91,9 +91,7 @@ def largest_remainder(quotas: np.ndarray, total: int) -> np.ndarray:
     return whole
 
 
-def split(
-    indices: ArrayLike, labels: ArrayLike, fractions: Mapping[str, float], key: Key
-) -> dict[str, np.ndarray]:
+def split(indices: ArrayLike, labels: ArrayLike, fractions: Mapping[str, float], key: Key) -> dict[str, np.ndarray]:
     """Share out one client's examples, for example {"train": 0.8, "test": 0.2}, each class in proportion.
 
     indices: (m,) into labels (n,). A part has m * fraction examples, rounded up or down, and of every class
@@ -127,9 +125,7 @@ def statistics(parts: Partition, labels: ArrayLike) -> dict[str, Any]:
     """
     values = np.asarray(labels).reshape(-1)
     kinds = np.unique(values)
-    histogram = np.stack(
-        [np.bincount(np.searchsorted(kinds, values[part]), minlength=len(kinds)) for part in parts]
-    )
+    histogram = np.stack([np.bincount(np.searchsorted(kinds, values[part]), minlength=len(kinds)) for part in parts])
     return {
         "clients": len(parts),
         "examples": int(histogram.sum()),
@@ -186,9 +182,7 @@ def manifest(
 def _labels(labels: ArrayLike, clients: int, minimum: int) -> np.ndarray:
     values = np.asarray(labels, dtype=np.int64).reshape(-1)
     if clients < 1 or minimum < 0:
-        raise DataError(
-            f"{clients} clients of at least {minimum} examples: there must be a client, and no debts"
-        )
+        raise DataError(f"{clients} clients of at least {minimum} examples: there must be a client, and no debts")
     if clients * minimum > len(values):
         most, few = len(values) // max(minimum, 1), len(values) // clients
         raise DataError(
@@ -257,9 +251,7 @@ def _deal(counts: np.ndarray, classes: np.ndarray, key: Key) -> Partition:
     owner = np.empty(len(classes), dtype=np.int64)
     for kind, row in zip(kinds, counts, strict=True):
         places = np.flatnonzero(classes == kind)
-        owner[places[key.fold("class", int(kind)).permutation(len(places))]] = np.repeat(
-            np.arange(len(row)), row
-        )
+        owner[places[key.fold("class", int(kind)).permutation(len(places))]] = np.repeat(np.arange(len(row)), row)
     ordered = np.argsort(owner, kind="stable").astype(np.int64)
     return np.split(ordered, np.cumsum(counts.sum(axis=0))[:-1])
 

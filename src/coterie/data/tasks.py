@@ -116,9 +116,7 @@ def load_task(
     test, said_too = _limited(test, limit_test, fixed.fold("limit_test"), "limit_test")
     notes += said + said_too
     if len(np.unique(train.labels)) < 2:
-        raise DataError(
-            f"task {name!r}: fewer than two classes are left to train on; raise limit_train or add data"
-        )
+        raise DataError(f"task {name!r}: fewer than two classes are left to train on; raise limit_train or add data")
     return Task(name, train, test, pool.label_names, pool.source, tuple(notes))
 
 
@@ -197,14 +195,10 @@ def file(
     rows = read_rows(train_path, text=text, pair=pair, label=label)
     train, names = _named(*_columns(rows))
     if len(names) < 2:
-        raise DataError(
-            f"{train_path}: column {label!r} holds {len(names)} class(es); at least two are needed"
-        )
+        raise DataError(f"{train_path}: column {label!r} holds {len(names)} class(es); at least two are needed")
     if test_path is None:
         if not 0 < test_fraction < 1:
-            raise DataError(
-                f"test_fraction is {test_fraction}; it must lie between 0 and 1, or give a test_path"
-            )
+            raise DataError(f"test_fraction is {test_fraction}; it must lie between 0 and 1, or give a test_path")
         return Pool(train, None, names, f"the file {train_path.name}", test_fraction=test_fraction)
     apart = Path(test_path).expanduser()
     test_rows = read_rows(apart, text=text, pair=pair, label=label)
@@ -228,9 +222,7 @@ def _benchmark(name: str) -> Path:
     folder = Path(root or "").expanduser() / name
     if not root or not folder.is_dir():
         where = f"which has no folder {name!r}" if root else "which is not set"
-        raise DataError(
-            f"task {name!r} reads the folder {name!r} under the environment variable COTERIE_DATA, {where}"
-        )
+        raise DataError(f"task {name!r} reads the folder {name!r} under the environment variable COTERIE_DATA, {where}")
     return folder
 
 
@@ -247,9 +239,7 @@ def _numbered(path: Path, rows: Sequence[Row], names: Sequence[str], origin: str
     for row in rows:
         if row.label not in place:
             hint = nearest(row.label, names)
-            raise DataError(
-                f"{path}, line {row.line}: the label {row.label!r} does not occur in {origin}{hint}"
-            )
+            raise DataError(f"{path}, line {row.line}: the label {row.label!r} does not occur in {origin}{hint}")
     texts, pairs, labels = _columns(rows)
     return Examples(texts, pairs, np.array([place[label] for label in labels], dtype=np.int64))
 
@@ -276,8 +266,7 @@ def _split(name: str, pool: Pool, key: Key) -> tuple[Examples, Examples]:
     parts = split(np.arange(len(pool.train)), pool.train.labels, {"train": 1 - share, "test": share}, key)
     if not len(parts["test"]):
         raise DataError(
-            f"task {name!r}: a share of {share} of {len(pool.train)} examples is empty; "
-            "raise test_fraction or add data"
+            f"task {name!r}: a share of {share} of {len(pool.train)} examples is empty; raise test_fraction or add data"
         )
     return pool.train.select(parts["train"]), pool.train.select(parts["test"])
 

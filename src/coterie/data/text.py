@@ -118,9 +118,7 @@ def tokenise(
         raise DataError(f"{len(texts)} texts{second} and {len(classes)} labels: there must be equally many")
     count = num_classes if num_classes is not None else int(classes.max(initial=-1)) + 1
     if len(classes) and not 0 <= classes.min() <= classes.max() < count:
-        raise DataError(
-            f"labels run from {classes.min()} to {classes.max()}; they must lie in 0 … {count - 1}"
-        )
+        raise DataError(f"labels run from {classes.min()} to {classes.max()}; they must lie in 0 … {count - 1}")
     place = cache_root() / "tokens" / f"{_digest(texts, pairs, tokenizer, max_length)}.safetensors"
     tokens = _read(place, len(texts))
     if tokens is None:
@@ -142,9 +140,7 @@ def tokenise(
 def _positions(indices: ArrayLike | Tensor, count: int) -> Tensor:
     places = torch.as_tensor(np.asarray(indices), dtype=torch.int64).reshape(-1)
     if len(places) and (int(places.min()) < 0 or int(places.max()) >= count):
-        raise DataError(
-            f"indices run from {int(places.min())} to {int(places.max())} in a set of {count} examples"
-        )
+        raise DataError(f"indices run from {int(places.min())} to {int(places.max())} in a set of {count} examples")
     return places
 
 

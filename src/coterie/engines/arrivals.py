@@ -27,9 +27,7 @@ def _check_terms(tree: Any, card: Card, path: str) -> None:
         for name, value in tree.items():
             if isinstance(value, Term):
                 if name not in card.layers:
-                    raise ModelError(
-                        f"client {card.id}: no adapted layer {name!r}{nearest(name, card.layers)}"
-                    )
+                    raise ModelError(f"client {card.id}: no adapted layer {name!r}{nearest(name, card.layers)}")
                 value.check(f"client {card.id}, layer {name}", card.layers[name], card.rank)
             else:
                 _check_terms(value, card, f"{path}.{name}")

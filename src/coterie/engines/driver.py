@@ -37,9 +37,7 @@ class Party:
     def ask(self, request: Any) -> Ask:
         """The request with data, head and key filled in; raises RunError for what this party may not ask."""
         if not isinstance(request, REQUESTS):
-            raise RunError(
-                f"{self.name}: a program may yield requests or lists of them, not {type(request).__name__}"
-            )
+            raise RunError(f"{self.name}: a program may yield requests or lists of them, not {type(request).__name__}")
         if isinstance(request, Weights):
             if self.name != "server":
                 raise RunError(f"{self.name}: only the server may ask for base weights")
@@ -102,9 +100,7 @@ def drive(programs: Mapping[str, Any], parties: Mapping[str, Party], executor: E
         for name in sorted(current):
             wanted = current[name][1]
             try:
-                listed = [
-                    parties[name].ask(one) for one in (wanted if isinstance(wanted, list) else [wanted])
-                ]
+                listed = [parties[name].ask(one) for one in (wanted if isinstance(wanted, list) else [wanted])]
             except CoterieError as error:
                 spans[name] = error
             else:

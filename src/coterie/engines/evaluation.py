@@ -31,9 +31,7 @@ class Evaluation:
     traffic: Traffic
 
 
-def head_of(
-    setting: Setting, state: Any, heads: Mapping[str, Head], name: str, record: SiteRecord
-) -> Head | None:
+def head_of(setting: Setting, state: Any, heads: Mapping[str, Head], name: str, record: SiteRecord) -> Head | None:
     """The head that this client uses now, by the experiment's policy."""
     card = setting.sites[name].card
     initial = setting.initial_head(card.spec)
@@ -61,16 +59,12 @@ def global_scores(
     pooled = view.setting.pooled_test
     if pooled is not None:
         if view.setting.head == "local":
-            found["pooled"] = _mean(
-                _scores(view, {name: (model, own[name], pooled) for name in names}, limit)
-            )
+            found["pooled"] = _mean(_scores(view, {name: (model, own[name], pooled) for name in names}, limit))
         else:
             head = heads.get("all")
             found["pooled"] = _plain(_scores(view, {"server": (model, head, pooled)}, limit)["server"])
     if clients:
-        shares = {
-            name: (model, own[name], view.setting.sites[name].data["test"]) for name in _with_test(view)
-        }
+        shares = {name: (model, own[name], view.setting.sites[name].data["test"]) for name in _with_test(view)}
         found["clients"] = _by_client(_scores(view, shares, None))
     return found
 
@@ -137,8 +131,7 @@ def objective(view: Evaluation, parties: Mapping[str, tuple[Party, float]]) -> f
     }
     scores = _scores(view, asked, limit)
     return sum(
-        weight * (scores[name].loss + party.fits[-1][1].penalty_after)
-        for name, (party, weight) in parties.items()
+        weight * (scores[name].loss + party.fits[-1][1].penalty_after) for name, (party, weight) in parties.items()
     )
 
 
@@ -148,9 +141,7 @@ def _scores(
     asks = []
     for name, (model, head, data) in asked.items():
         site = view.setting.sites.get(name) or next(iter(view.setting.sites.values()))
-        asks.append(
-            Ask(name, Evaluate(model, "test", limit), model.spec or site.card.spec, head, data, Key(0))
-        )
+        asks.append(Ask(name, Evaluate(model, "test", limit), model.spec or site.card.spec, head, data, Key(0)))
     found = {}
     for name, done in zip(asked, view.executor.answer(asks), strict=True):
         if not isinstance(done, Done) or not isinstance(done.answer, Score):

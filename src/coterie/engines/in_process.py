@@ -83,9 +83,7 @@ class InProcess:
         self.federation = setting.federation
         self.root = root_key(setting.seed)
         self.cards = {card.id: card for card in self.federation.cards}
-        self.schedule = [
-            phase for phase in self.algorithm.phases(setting.rounds) for _ in range(phase.rounds)
-        ]
+        self.schedule = [phase for phase in self.algorithm.phases(setting.rounds) for _ in range(phase.rounds)]
 
     def begin(self) -> Progress:
         """The run before its first round: the algorithm's start program has run."""
@@ -94,9 +92,7 @@ class InProcess:
         if head is not None:
             heads["all"] = head
         party = self._server_party(0, heads)
-        state = drive_one(
-            self.algorithm.start(self.federation, self._server(0, "start")), party, self.executor
-        )
+        state = drive_one(self.algorithm.start(self.federation, self._server(0, "start")), party, self.executor)
         return copied(Progress(0, state, self._with_server_head(heads, party), False))
 
     def rounds(self, progress: Progress) -> Iterator[Played]:
@@ -157,17 +153,13 @@ class InProcess:
         clock.lap("measures")
         if clients_due and early:
             downloads = {name: v.download for name, v in visits.items() if v.error is None}
-            metrics["personal"] = personal_scores(
-                view, progress.state, progress.heads, downloads, pooled=last
-            )
+            metrics["personal"] = personal_scores(view, progress.state, progress.heads, downloads, pooled=last)
             clock.lap("evaluation")
 
         state, heads = self._aggregate(progress, answered, weights, number, phase)
         if last:
             party = self._server_party(number + 1, heads)
-            state = drive_one(
-                self.algorithm.finish(state, self._server(number + 1, "finish")), party, self.executor
-            )
+            state = drive_one(self.algorithm.finish(state, self._server(number + 1, "finish")), party, self.executor)
             heads = self._with_server_head(heads, party)
         now = copied(Progress(number, state, heads, last))
         state, heads = now.state, now.heads
@@ -275,9 +267,7 @@ class InProcess:
         heads = dict(progress.heads)
         if self.setting.head == "averaged":
             heads |= self._averaged_heads(progress, answered, weights)
-        uploads = Uploads(
-            [Uploaded(self.cards[name], v.payload, weights[name]) for name, v in answered.items()]
-        )
+        uploads = Uploads([Uploaded(self.cards[name], v.payload, weights[name]) for name, v in answered.items()])
         party = self._server_party(number, heads)
         program = self.algorithm.aggregate(progress.state, uploads, self._server(number, phase.name))
         state = drive_one(program, party, self.executor)
@@ -315,9 +305,7 @@ class InProcess:
 
     def _training(self, answered: dict[str, _Visit]) -> dict[str, Any]:
         losses = {
-            name: visit.party.fits[-1][1].mean_loss
-            for name, visit in sorted(answered.items())
-            if visit.party.fits
+            name: visit.party.fits[-1][1].mean_loss for name, visit in sorted(answered.items()) if visit.party.fits
         }
         mean = sum(losses.values()) / len(losses) if losses else None
         steps = {name: sum(f.steps_taken for _, f in v.party.fits) for name, v in sorted(answered.items())}
@@ -335,9 +323,7 @@ class InProcess:
             return {}
         found: dict[str, Any] = {}
         deployed = self.algorithm.global_model(now.state)
-        locals_ = [
-            (weights[name], v.party.fits[-1][1].model) for name, v in sorted(answered.items()) if v.party.fits
-        ]
+        locals_ = [(weights[name], v.party.fits[-1][1].model) for name, v in sorted(answered.items()) if v.party.fits]
         if deployed is not None and locals_:
             patches = _base_of(now.state).since(_base_of(before.state).version)
             found["mismatch"] = aggregation_mismatch(locals_, deployed, patches)
@@ -348,9 +334,7 @@ class InProcess:
             if previous is not None and entering is not None:
                 pairs.append(initialisation_mismatch(previous, entering))
         if pairs:
-            found["init_mismatch"] = {
-                name: sum(pair[name] for pair in pairs) / len(pairs) for name in ("B", "A")
-            }
+            found["init_mismatch"] = {name: sum(pair[name] for pair in pairs) / len(pairs) for name in ("B", "A")}
         return found
 
     def _cohort(self, number: int, phase: Phase) -> list[str]:
@@ -371,9 +355,7 @@ class InProcess:
         return lambda purpose: self.root.fold(side, purpose, number, name)
 
     def _server(self, number: int, phase: str) -> Server:
-        return Server(
-            tuple(sorted(self.setting.server_data)), self._key_of("server", number, "server"), number, phase
-        )
+        return Server(tuple(sorted(self.setting.server_data)), self._key_of("server", number, "server"), number, phase)
 
     def _server_party(self, number: int, heads: dict[str, Head]) -> Party:
         return Party(

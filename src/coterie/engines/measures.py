@@ -61,11 +61,7 @@ def initialisation_mismatch(uploaded: Adapter, initial: Adapter, eps: float = 1e
 
 def factors_in(payload: Any) -> Adapter | None:
     """The upload itself when it is one low-rank term for each layer; None otherwise."""
-    whole = (
-        isinstance(payload, Mapping)
-        and bool(payload)
-        and all(isinstance(t, LowRank) for t in payload.values())
-    )
+    whole = isinstance(payload, Mapping) and bool(payload) and all(isinstance(t, LowRank) for t in payload.values())
     return dict(payload) if whole else None
 
 

@@ -38,9 +38,7 @@ def squared_norm(B: Tensor, A: Tensor, *, dtype: torch.dtype = torch.float64) ->
     return inner(B, A, B, A, dtype=dtype)
 
 
-def squared_distance(
-    B: Tensor, A: Tensor, B2: Tensor, A2: Tensor, *, dtype: torch.dtype = torch.float64
-) -> Tensor:
+def squared_distance(B: Tensor, A: Tensor, B2: Tensor, A2: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
     """||BA - B2 A2||_F^2 >= 0, differentiable in all four; shapes, dtype and errors as in `inner`.
 
     Rounding may take the difference of the Gram terms below 0: the value is then 0, while the gradient

@@ -42,9 +42,7 @@ class Key:
         """`count` float64 numbers, uniform on [0, 1), with 53 random bits each."""
         return (self.bits(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def uniform(
-        self, shape: Sequence[int], low: float, high: float, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
+    def uniform(self, shape: Sequence[int], low: float, high: float, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform on [low, high) before rounding to `dtype`, filled row by row: fewer rows are a prefix."""
         values = low + (high - low) * self.unit(math.prod(shape))
         return torch.from_numpy(values).reshape(tuple(shape)).to(dtype)

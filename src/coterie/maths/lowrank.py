@@ -252,9 +252,7 @@ def balanced(best: BestRank) -> Factors:
 
 
 @torch.no_grad()
-def orthonormal_rows_completed(
-    A: Tensor, rank: int, key: Key, *, dtype: torch.dtype = torch.float64
-) -> Tensor:
+def orthonormal_rows_completed(A: Tensor, rank: int, key: Key, *, dtype: torch.dtype = torch.float64) -> Tensor:
     """A with `rank` rows: its own non-zero rows as they are, random orthonormal ones for the rest.
 
     Zero rows that `best_rank` returned become trainable again, while the product, with zero columns in B,
@@ -275,9 +273,7 @@ def orthonormal_rows_completed(
     """
     r, n = A.shape[-2], A.shape[-1]
     if not r <= rank <= n:
-        raise ValueError(
-            f"cannot complete {r} rows of length {n} to {rank}: rank must lie between {r} and {n}"
-        )
+        raise ValueError(f"cannot complete {r} rows of length {n} to {rank}: rank must lie between {r} and {n}")
     padded = _padded(A, rows=rank - r)
     missing = (padded == 0).all(dim=-1)
     # QR makes each column orthogonal to those before it, so A's own rows have to come first.

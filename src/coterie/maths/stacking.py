@@ -21,9 +21,7 @@ def check_product(B: Tensor, A: Tensor) -> None:
         ValueError: with both shapes, unless B is (..., m, r) and A is (..., r, n).
     """
     if B.dim() < 2 or A.dim() < 2 or B.shape[-1] != A.shape[-2]:
-        raise ValueError(
-            f"B {tuple(B.shape)} and A {tuple(A.shape)} are not factors (..., m, r) and (..., r, n)"
-        )
+        raise ValueError(f"B {tuple(B.shape)} and A {tuple(A.shape)} are not factors (..., m, r) and (..., r, n)")
 
 
 def check_products(factors: Sequence[Factors]) -> None:

@@ -103,12 +103,13 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def copied(tree: Any) -> Any:
+def copied(tree: T) -> T:
     """A message that shares no storage with the original and carries no gradient, laid out as if read from bytes.
 
     Layout matters: the same numbers in another alignment or stride may be summed in another order.
     """
-    return map_tensors(tree, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+    made: T = map_tensors(tree, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+    return made
 
 
 @message
@@ -152,9 +153,7 @@ class Uploads:
             listed = [Uploaded(card, payload, weight) for card, payload, weight in entries.values()]
         total = sum(entry.weight for entry in listed)
         if any(entry.weight < 0 for entry in listed) or (listed and total <= 0):
-            raise ValueError(
-                f"weights must be non-negative with a positive sum, not {[e.weight for e in listed]}"
-            )
+            raise ValueError(f"weights must be non-negative with a positive sum, not {[e.weight for e in listed]}")
         ordered = sorted(listed, key=lambda entry: entry.card.id)
         self.entries = tuple(dataclasses.replace(entry, weight=entry.weight / total) for entry in ordered)
 

@@ -163,9 +163,7 @@ class Memory(MutableMapping[str, Any]):
     last commit. A read-only memory (evaluation) refuses writes.
     """
 
-    def __init__(
-        self, committed: Mapping[str, Any], copy: Callable[[Any], Any], read_only: bool = False
-    ) -> None:
+    def __init__(self, committed: Mapping[str, Any], copy: Callable[[Any], Any], read_only: bool = False) -> None:
         self._committed = dict(committed)
         self._staged: dict[str, Any] = {}
         self._deleted: set[str] = set()

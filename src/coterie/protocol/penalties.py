@@ -65,8 +65,7 @@ class ProductDistance(Penalty):
     def stack(cls, penalties: Sequence[ProductDistance], rank: int) -> ProductDistance:
         first = penalties[0]
         reference: Adapter = {
-            name: LowRank.stack([penalty.reference[name] for penalty in penalties], rank)
-            for name in first.reference
+            name: LowRank.stack([penalty.reference[name] for penalty in penalties], rank) for name in first.reference
         }
         dtype = next(iter(reference.values())).A.dtype
         weight = torch.tensor([float(penalty.weight) for penalty in penalties], dtype=dtype)

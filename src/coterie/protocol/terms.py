@@ -270,9 +270,7 @@ class Model:
         return (
             self.spec,
             tuple(
-                (name, layer, term.signature)
-                for name, layers in self.terms.items()
-                for layer, term in layers.items()
+                (name, layer, term.signature) for name, layers in self.terms.items() for layer, term in layers.items()
             ),
         )
 
@@ -304,8 +302,6 @@ def matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
     for pattern in patterns:
         hits = {name for name in names if fnmatchcase(name, pattern)}
         if not hits:
-            raise ModelError(
-                f"the training pattern {pattern!r} matches no parameter{nearest(pattern, names)}"
-            )
+            raise ModelError(f"the training pattern {pattern!r} matches no parameter{nearest(pattern, names)}")
         found |= hits
     return found
