@@ -7,8 +7,10 @@ Playing:
 Methods, each one file in `coterie.algorithms`:
     LocalOnly         every client by itself: the lower bound
     FedIT             average the factors (arXiv 2305.05644)
+    FFALoRA           freeze A, average B (arXiv 2403.12313)
     FlexLoRA          average the products, hand out truncations (arXiv 2402.11505)
     FedPALoRA         keep your own factors, be drawn towards the common product (arXiv 2608.15381)
+    FedPAFactors      the same with factors regularised, FedPAOverwritten without preservation (its Table 4)
     METHODS           all of them by their names on the command line
 
 Writing one: `coterie.algorithms.base` is the contract, `coterie.protocol` the vocabulary. Names are loaded when first
@@ -21,7 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.algorithms import METHODS, Algorithm, FedIT, FedPALoRA, FlexLoRA, LocalOnly
+    from coterie.algorithms import METHODS, Algorithm, FedIT, FedPALoRA, FFALoRA, FlexLoRA, LocalOnly
     from coterie.errors import CoterieError
     from coterie.experiments.config import load as load_config
     from coterie.experiments.runs import RunResult, resume, run
@@ -30,6 +32,7 @@ _HOMES = {
     "METHODS": ("coterie.algorithms", "METHODS"),
     "Algorithm": ("coterie.algorithms", "Algorithm"),
     "CoterieError": ("coterie.errors", "CoterieError"),
+    "FFALoRA": ("coterie.algorithms", "FFALoRA"),
     "FedIT": ("coterie.algorithms", "FedIT"),
     "FedPALoRA": ("coterie.algorithms", "FedPALoRA"),
     "FlexLoRA": ("coterie.algorithms", "FlexLoRA"),
@@ -44,6 +47,7 @@ __all__ = [
     "METHODS",
     "Algorithm",
     "CoterieError",
+    "FFALoRA",
     "FedIT",
     "FedPALoRA",
     "FlexLoRA",

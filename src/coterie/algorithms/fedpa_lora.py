@@ -30,6 +30,7 @@ from coterie.protocol import (
     Layer,
     Model,
     Once,
+    Penalty,
     ProductDistance,
     Server,
     Traits,
@@ -96,10 +97,13 @@ class FedPALoRA(Algorithm):
         own = client.memory.get("factors")  # line 8
         if own is None:
             own = initial_factors(client.card, download.init_key)  # lines 3-5
-        align = ProductDistance(download.reference, weight=self.lam / 2)  # Eq. 3
-        fitted = yield Fit(Model(lora=own), penalties=[align])  # lines 10-12
+        fitted = yield Fit(Model(lora=own), penalties=[self.alignment(download.reference)])  # lines 10-12
         client.memory["factors"] = fitted.model["lora"]  # line 13: never overwritten by the server
         return Upload(fitted.model["lora"])  # line 14
+
+    def alignment(self, reference: Adapter) -> Penalty:
+        """lambda / 2 ||B_i A_i - B_g,i A_g,i||_F^2, summed over layers (Eq. 3)."""
+        return ProductDistance(reference, weight=self.lam / 2)
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         best = best_rank(  # lines 16-19, Eqs. 4-6

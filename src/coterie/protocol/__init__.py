@@ -23,7 +23,7 @@ from coterie.protocol.parties import (
     SiteRecord,
     Traits,
 )
-from coterie.protocol.penalties import Penalty, ProductDistance
+from coterie.protocol.penalties import FactorDistance, Penalty, ProductDistance
 from coterie.protocol.requests import (
     Answer,
     Calibrate,
@@ -49,6 +49,7 @@ __all__ = [
     "Client",
     "Dense",
     "Evaluate",
+    "FactorDistance",
     "Federation",
     "Fit",
     "Fitted",

@@ -63,10 +63,49 @@ class ProductDistance(Penalty):
 
     @classmethod
     def stack(cls, penalties: Sequence[ProductDistance], rank: int) -> ProductDistance:
-        first = penalties[0]
-        reference: Adapter = {
-            name: LowRank.stack([penalty.reference[name] for penalty in penalties], rank) for name in first.reference
-        }
-        dtype = next(iter(reference.values())).A.dtype
-        weight = torch.tensor([float(penalty.weight) for penalty in penalties], dtype=dtype)
-        return ProductDistance(reference, weight, first.term)
+        reference, weight = _stacked([(penalty.reference, penalty.weight) for penalty in penalties], rank)
+        return ProductDistance(reference, weight, penalties[0].term)
+
+
+@message
+class FactorDistance(Penalty):
+    """weight * sum over layers and `parts` of ||Y - Y_ref||_F^2, Y in {B, A} (FedPA-LoRA, Eq. 17).
+
+    The reference has the client's own rank. `weight` is a number (lambda / 2), or (clients,) once stacked.
+    """
+
+    reference: Adapter
+    weight: float | Tensor
+    parts: tuple[str, ...] = ("B", "A")
+    term: str = "lora"
+
+    def value(self, model: Model) -> Tensor:
+        own = model[self.term]
+        total: Tensor | None = None
+        for layer, reference in self.reference.items():
+            for part in self.parts:
+                apart = own[layer].parameters[part] - reference.parameters[part]
+                distance = apart.square().sum(dim=(-2, -1))
+                total = distance if total is None else total + distance
+        if total is None:
+            raise ValueError("a factor distance needs a reference of at least one layer")
+        return self.weight * total
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        layers = tuple((name, term.signature) for name, term in self.reference.items())
+        return (FactorDistance, self.term, self.parts, layers)
+
+    @classmethod
+    def stack(cls, penalties: Sequence[FactorDistance], rank: int) -> FactorDistance:
+        reference, weight = _stacked([(penalty.reference, penalty.weight) for penalty in penalties], rank)
+        return FactorDistance(reference, weight, penalties[0].parts, penalties[0].term)
+
+
+def _stacked(parts: Sequence[tuple[Adapter, float | Tensor]], rank: int) -> tuple[Adapter, Tensor]:
+    """References and weights of several clients along a new leading axis, ranks zero-padded."""
+    top = max(rank, *(term.rank for reference, _ in parts for term in reference.values()))
+    names = list(parts[0][0])
+    reference: Adapter = {name: LowRank.stack([one[name] for one, _ in parts], top) for name in names}
+    weight = torch.tensor([float(weight) for _, weight in parts], dtype=reference[names[0]].A.dtype)
+    return reference, weight
