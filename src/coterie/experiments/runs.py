@@ -1,0 +1,218 @@
+"""Runs: `run` starts one in a folder of its own, `resume` goes on where a run was broken off.
+
+After a round its lines are appended to metrics.jsonl, timing.jsonl and ledger.jsonl; then a checkpoint is committed
+that knows the lengths of these files. So a run that was killed at any moment continues from its last checkpoint and
+ends with the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.engines.checkpoints import CheckpointStore, append_lines, rewind
+from coterie.engines.in_process import InProcess, Played, Progress
+from coterie.errors import CheckpointError, DataError, ModelError, RunError, WireError
+from coterie.experiments.adapters import write_adapters
+from coterie.experiments.build import Built, build, model_place
+from coterie.experiments.config import Config, load, parse
+from coterie.experiments.folders import (
+    ADAPTERS,
+    CONFIG,
+    PARTITION,
+    RECORDS,
+    SUMMARY,
+    alone_in,
+    claim,
+    json_text,
+    read_config,
+    read_lines,
+    read_plan,
+    versions,
+    write_config,
+    write_whole,
+)
+from coterie.experiments.methods import short_name
+from coterie.experiments.observers import About, Observer, Silent
+from coterie.experiments.summary import summarise
+from coterie.wire.codec import decode, encode
+from coterie.wire.ledger import Ledger, to_jsonl
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run; `summary` is the content of its summary.json, `resumed_finished` that nothing was left to do."""
+
+    folder: Path
+    config: Config
+    summary: dict[str, Any]
+    resumed_finished: bool = False
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, one for each round."""
+        return read_lines(self.folder / "metrics.jsonl")
+
+
+def run(
+    config: Config | Mapping[str, Any] | str | Path,
+    folder: str | Path | None = None,
+    observer: Observer | None = None,
+) -> RunResult:
+    """Plays a whole run in a new folder, by default runs/<name>-<method>-seed<seed>.
+
+    Raises:
+        ConfigError, DataError, ModelError: before anything is written, for what cannot be meant.
+        RunError, CheckpointError: when the run breaks off; what was computed is kept, and `resume` goes on.
+    """
+    settings = grounded(_settled(config))
+    place = Path(folder) if folder is not None else default_folder(settings)
+    claim(place)
+    watcher = observer or Silent()
+    with alone_in(place):
+        try:
+            built = build(settings)
+            write_config(place, settings, built.plan, {"base": built.base.digest})
+            write_whole(place / PARTITION, json_text(built.partition) + "\n")
+        except BaseException:
+            _vacate(place)
+            raise
+        return _play(place, settings, built, watcher)
+
+
+def resume(folder: str | Path, observer: Observer | None = None, round: int | None = None) -> RunResult:
+    """Goes on with a run from its last checkpoint (or that of `round`), on the plan that it began with.
+
+    Raises:
+        ConfigError: no run in that folder.
+        DataError, ModelError: data or base model are no longer those that the run began with.
+        CheckpointError: a checkpoint that cannot be trusted.
+        RunError: another process is at work on it, or too few clients answer.
+    """
+    place = Path(folder)
+    settings, recorded = read_config(place)
+    watcher = observer or Silent()
+    with alone_in(place):
+        if round is not None:
+            (place / SUMMARY).unlink(missing_ok=True)
+        elif (place / SUMMARY).is_file():
+            return RunResult(place, settings, json.loads((place / SUMMARY).read_text(encoding="utf-8")), True)
+        changed = [name for name, value in versions().items() if recorded.get("versions", {}).get(name) != value]
+        if changed:
+            watcher.note(f"{', '.join(changed)} changed since this run began; its last bits may differ")
+        built = build(settings, read_plan(recorded))
+        _check_unchanged(place, built, recorded)
+        return _play(place, settings, built, watcher, round)
+
+
+def default_folder(config: Config) -> Path:
+    """runs/<name>-<method>-seed<seed>."""
+    return Path("runs") / f"{config.name}-{short_name(config.method)}-seed{config.seed}"
+
+
+def grounded(config: Config) -> Config:
+    """The same settings with absolute paths, so that a run can be resumed from any working folder."""
+    task = config.task.model_copy(
+        update={name: _absolute(path) for name in ("path", "test_path") if (path := getattr(config.task, name))}
+    )
+    model, method = config.model, config.method
+    if Path(model.base).expanduser().is_dir():
+        model = model.model_copy(update={"base": _absolute(model.base)})
+    path, _, kind = method.rpartition(":")
+    if path.endswith(".py"):
+        method = f"{_absolute(path)}:{kind}"
+    return config.model_copy(update={"task": task, "model": model, "method": method})
+
+
+def load_checkpoint(store: CheckpointStore, round: int | None = None) -> tuple[Progress | None, Ledger, dict[str, int]]:
+    """Where a run stands: progress (None before the first checkpoint), ledger, and the lengths of its records.
+
+    Raises:
+        CheckpointError: a checkpoint that is damaged, or none of that round.
+    """
+    if round is None and not store.rounds():
+        return None, Ledger(), {}
+    opened = store.open(round)
+    try:
+        progress = decode(store.get("progress"))
+    except WireError as error:
+        raise CheckpointError(f"the checkpoint of round {opened.round} cannot be read: {error}") from error
+    if not isinstance(progress, Progress):
+        raise CheckpointError(f"the checkpoint holds a {type(progress).__name__} where the progress should be")
+    return progress, Ledger.from_state(json.loads(store.get("ledger"))), dict(opened.metadata["lengths"])
+
+
+def _settled(config: Config | Mapping[str, Any] | str | Path) -> Config:
+    if isinstance(config, Config):
+        return config
+    return parse(config) if isinstance(config, Mapping) else load(config)
+
+
+def _play(place: Path, config: Config, built: Built, watcher: Observer, round: int | None = None) -> RunResult:
+    """All rounds that are left, the adapters, the summary."""
+    store = CheckpointStore(place)
+    progress, ledger, lengths = load_checkpoint(store, round)
+    store.drop_newer()
+    for name in RECORDS:
+        rewind(place / name, lengths.get(name, 0))
+    engine = InProcess(built.setting, built.executor, store, ledger)
+    if progress is None:
+        progress = engine.begin()
+    watcher.begin(About(place, built.setting.algorithm.traits.title, progress.round + 1, len(engine.schedule)))
+    try:
+        for played in engine.rounds(progress):
+            progress = played.progress
+            lengths = _record(place, played, ledger)
+            if progress.finished or progress.round % config.checkpoint.every == 0:
+                store.put("progress", encode(progress, dense=True))
+                store.put("ledger", json_text(ledger.state()).encode())
+                store.commit(progress.round, {"lengths": lengths})
+            watcher.round(played.metrics, played.seconds)
+        base_name = model_place(config.model.base)
+        write_adapters(engine, progress, built.base, base_name, built.task.label_names, place / ADAPTERS)
+    except RunError as error:
+        raise RunError(f"{error} (what was computed is kept: coterie resume {place})") from error
+    finally:
+        watcher.end()
+    metrics, timing = read_lines(place / "metrics.jsonl"), read_lines(place / "timing.jsonl")
+    summary = summarise(config, built, metrics, timing, ledger)
+    write_whole(place / SUMMARY, json.dumps(json.loads(json_text(summary)), indent=1) + "\n")
+    return RunResult(place, config, summary)
+
+
+def _record(place: Path, played: Played, ledger: Ledger) -> dict[str, int]:
+    """Adds a round to the records; returns their lengths in bytes, all of which are on the disk by then."""
+    lines = {
+        "metrics.jsonl": json_text(played.metrics) + "\n",
+        "timing.jsonl": json_text({"round": played.progress.round, "seconds": played.seconds}) + "\n",
+        "ledger.jsonl": to_jsonl(ledger.drain()),
+    }
+    return {name: append_lines(place / name, text) for name, text in lines.items()}
+
+
+def _check_unchanged(place: Path, built: Built, recorded: Mapping[str, Any]) -> None:
+    if recorded.get("base", built.base.digest) != built.base.digest:
+        raise ModelError(f"{place}: the base model is no longer the one that this run began with; put it back")
+    text = json_text(built.partition) + "\n"
+    if not (place / PARTITION).is_file():
+        write_whole(place / PARTITION, text)
+    elif (place / PARTITION).read_text(encoding="utf-8") != text:
+        raise DataError(
+            f"{place}: the data or their partition are no longer those of {PARTITION}; put the data back as they were"
+        )
+
+
+def _vacate(place: Path) -> None:
+    """Removes what a run that never began has made."""
+    for name in (CONFIG, PARTITION, ".lock"):
+        (place / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        place.rmdir()
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

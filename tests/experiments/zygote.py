@@ -1,0 +1,106 @@
+"""A process for the resume tests: it imports everything once, then forks runs and kills them.
+
+Reads one JSON object from stdin: config (a mapping) and runs, a mapping from folders to attempts. An attempt is
+{"after": seconds} (killed then), {"at": event} (the run kills itself at that event) or {} (plays to the end); it
+starts the run or resumes it. Prints a JSON mapping from folders to how each attempt ended: an exit code, or minus
+the signal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import coterie.engines.checkpoints as checkpoints
+import coterie.experiments.runs as runs
+from coterie.experiments.build import build
+from coterie.experiments.config import parse
+from coterie.training.asks import Plan
+
+
+def die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(event: str) -> None:
+    """Makes this process kill itself, without any warning, at the first such event."""
+    replace, append, write = os.replace, checkpoints.append_lines, checkpoints._write
+
+    def before_manifest(source: Any, target: Any) -> None:
+        if Path(target).name.startswith("round-"):
+            die()
+        replace(source, target)
+
+    def after_manifest(source: Any, target: Any) -> None:
+        replace(source, target)
+        if Path(target).name.startswith("round-"):
+            die()
+
+    def after_first_blob(source: Any, target: Any) -> None:
+        replace(source, target)
+        if Path(target).parent.name == "blobs":
+            die()
+
+    def half_a_line(path: Path, lines: str) -> int:
+        if path.name == "metrics.jsonl":
+            append(path, lines[: len(lines) // 2])
+            die()
+        return append(path, lines)
+
+    def half_a_blob(path: Path, data: bytes) -> None:
+        if len(data) > 4096:
+            write(path, data[: len(data) // 2])
+            die()
+        write(path, data)
+
+    if event == "half a line":
+        runs.append_lines = half_a_line
+    elif event == "half a blob":
+        checkpoints._write = half_a_blob
+    elif event == "adapters":
+        runs.summarise = die
+    else:
+        os.replace = {  # type: ignore[assignment]
+            "before the manifest": before_manifest,
+            "after the manifest": after_manifest,
+            "between blobs": after_first_blob,
+        }[event]
+
+
+def attempt(config: dict[str, Any], folder: Path, how: dict[str, Any]) -> int:
+    """Forks one attempt and waits for its end."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if "at" in how:
+                arm(how["at"])
+            if (folder / "config.yaml").is_file():
+                runs.resume(folder)
+            else:
+                runs.run(config, folder)
+            code = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        finally:
+            os._exit(code)
+    if "after" in how:
+        time.sleep(how["after"])
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    asked = json.load(sys.stdin)
+    build(parse(asked["config"]), Plan())  # what this imports, the attempts need not
+    ended = {
+        folder: [attempt(asked["config"], Path(folder), how) for how in attempts]
+        for folder, attempts in asked["runs"].items()
+    }
+    json.dump(ended, sys.stdout)
