@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.data.tasks import Task, load_task
-from coterie.errors import ConfigError, CoterieError, DataError
+from coterie.data.tasks import Task, find_loader, load_task, task_options
+from coterie.errors import ConfigError, DataError
 from coterie.maths.keys import root_key
 
 KEY = root_key(0)
@@ -129,64 +128,59 @@ def test_limits_below_one_are_refused(table: Callable[..., str]) -> None:
         load(table(own(10)), limit_test=0)
 
 
-def test_benchmark_folders_are_read_from_coterie_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_folders_are_read_from_coterie_data_or_from_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("COTERIE_DATA", raising=False)
-    with pytest.raises(CoterieError, match="COTERIE_DATA, which is not set"):
+    with pytest.raises(DataError, match="COTERIE_DATA, which is not set"):
         load_task("sst2", seed_key=KEY)
     monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
-    with pytest.raises(CoterieError, match="COTERIE_DATA, which has no folder 'sst2'"):
+    with pytest.raises(DataError, match="COTERIE_DATA, which has no folder 'sst2'"):
         load_task("sst2", seed_key=KEY)
     (tmp_path / "sst2").mkdir()
-    (tmp_path / "sst2" / "train_full.tsv").write_text("sentence\tlabel\nfine film \t1\ndull\t0\nseen \t0\n")
-    with pytest.raises(DataError, match=r"dev\.tsv: cannot be read"):
+    with pytest.raises(DataError, match=r"neither train_full\.tsv nor train\.tsv nor dev\.tsv is there"):
         load_task("sst2", seed_key=KEY)
+    (tmp_path / "sst2" / "train_full.tsv").write_text("sentence\tlabel\nfine film \t1\ndull\t0\nseen \t0\n")
     (tmp_path / "sst2" / "dev.tsv").write_text("sentence\tlabel\nseen\t0\n")
     task = load_task("sst2", seed_key=KEY)
     assert task.train.texts == ("fine film", "dull") and task.train.labels.tolist() == [1, 0]
     assert task.label_names == ("negative", "positive") and task.test.texts == ("seen",)
+    assert task.source.endswith("from COTERIE_DATA")
+    monkeypatch.delenv("COTERIE_DATA")
+    by_path = load_task("sst2", seed_key=KEY, path=str(tmp_path / "sst2"))
+    assert by_path.train.texts == task.train.texts and by_path.source.endswith("from the folder sst2")
+    with pytest.raises(DataError, match="nowhere is no folder"):
+        load_task("sst2", seed_key=KEY, path=str(tmp_path / "nowhere"))
 
 
-def test_trec_is_latin_1_with_a_label_in_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
-    (tmp_path / "trec").mkdir()
-    (tmp_path / "trec" / "TREC.train.all").write_bytes(b"5 How many ?\n3 Who is Ren\xe9 ?\n")
-    (tmp_path / "trec" / "TREC.test.all").write_bytes(b"4 Where ?\n")
-    task = load_task("trec", seed_key=KEY)
-    assert task.train.texts == ("How many ?", "Who is René ?") and task.train.labels.tolist() == [5, 3]
-    assert task.label_names[4] == "location" and task.num_classes == 6
+def test_where_a_set_is_missing_the_other_is_split_and_a_note_says_so(tmp_path: Path) -> None:
+    rows = "".join(f"text {i}\t{i % 2}\n" for i in range(50))
+    for missing, present in (("train_full.tsv", "dev.tsv"), ("dev.tsv", "train_full.tsv")):
+        folder = tmp_path / missing
+        folder.mkdir()
+        (folder / present).write_text("sentence\tlabel\n" + rows)
+        one, other = (load_task("sst2", seed_key=root_key(seed), path=str(folder)) for seed in (1, 2))
+        assert (len(one.train), len(one.test)) == (40, 10) and one.test.texts == other.test.texts
+        assert one.notes[0] == f"{missing} is missing from the folder: {present} stands for both"
 
 
-def benchmark(name: str) -> None:
-    root = os.environ.get("COTERIE_DATA")
-    if not root or not (Path(root) / name).is_dir():
-        pytest.skip(f"COTERIE_DATA is not set or holds no {name!r}")
+def test_the_registry_says_what_each_task_takes() -> None:
+    assert task_options("movie") == () and task_options("qnli") == ("path",)
+    assert task_options("file")[:3] == ("path", "test_path", "text") and "group" in task_options("file")
+    assert "name" not in task_options("hub:owner/set") and "config" in task_options("hub:owner/set")
+    for wrong in ("movies", "file:a.csv", "hub", "hub:"):
+        with pytest.raises(ConfigError, match="hub:owner/name" if "hub" in wrong else "there is no task"):
+            find_loader(wrong)
 
 
-@pytest.mark.data
-@pytest.mark.parametrize(
-    ("name", "train", "test"), [("sst2", 67_349, [428, 444]), ("trec", 5_442, [138, 94, 9, 65, 81, 113])]
-)
-def test_the_real_benchmarks_have_their_known_sizes(name: str, train: int, test: list[int]) -> None:
-    benchmark(name)
-    task = load_task(name, seed_key=KEY)
-    assert len(task.train) == train and np.bincount(task.test.labels).tolist() == test
-
-
-@pytest.mark.assets
-def test_movie_is_balanced_and_leaves_out_exact_zeros() -> None:
-    task = load_task("movie", seed_key=KEY)
-    assert task.label_names == ("negative", "positive")
-    total = np.bincount(task.train.labels) + np.bincount(task.test.labels)
-    assert total.tolist() == [5326, 5242] and len(task.test) == 2114
-    assert "37 sentences rated exactly 0 were left out" in task.notes
-
-
-@pytest.mark.assets
-def test_sms_recovers_the_whole_collection_and_shares_no_text_with_its_test_set() -> None:
-    task = load_task("sms", seed_key=KEY)
-    assert task.label_names == ("ham", "spam")
-    assert not any("\nham\t" in text or "\nspam\t" in text for text in task.train.texts + task.test.texts)
-    assert not set(task.train.texts) & set(task.test.texts)
-    (dropped,) = (int(note.split()[0]) for note in task.notes if "dropped" in note)
-    assert len(task.train) + len(task.test) + dropped == 5574
-    assert np.bincount(task.test.labels).tolist() == [966, 149]
+def test_groups_of_an_own_file_follow_its_examples(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("text,label,ward\n" + "".join(f"text {i},{i % 2},ward {i % 3}\n" for i in range(60)))
+    task = load(str(path), group="ward", limit_train=20)
+    assert task.train.groups is not None and len(task.train.groups) == 20
+    for text, group in zip(task.train.texts, task.train.groups, strict=True):
+        assert group == f"ward {int(text.split()[1]) % 3}"
+    assert load(str(path)).train.groups is None
+    path.write_text("text,label,ward\na,0,x\nb,1,\n")
+    with pytest.raises(DataError, match="line 3: nothing in column 'ward'"):
+        load(str(path), group="ward")

