@@ -22,12 +22,14 @@ from coterie.adapters import peft_folder
 from coterie.adapters.peft_folder import CONFIG, NOTES, WEIGHTS, alpha_for, load_peft, save_peft
 from coterie.errors import CoterieError, ModelError, RunError
 from coterie.maths.keys import root_key
-from coterie.protocol import Adapter, Dense, LowRank
+from coterie.models.loading import from_language_network, from_network
+from coterie.protocol import Adapter, Dense, LowRank, Model
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
 CLASSES = 3
+KEY = root_key(5)
 SMALL = {"num_labels": CLASSES, "pad_token_id": 0, "initializer_range": 0.1}
 TINY = SMALL | {
     "hidden_size": 16,
@@ -52,12 +54,27 @@ def gpt2() -> nn.Module:
     return transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**TINY_GPT2))
 
 
+def llama() -> nn.Module:
+    return transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**TINY))
+
+
+def gpt2_lm() -> nn.Module:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**TINY_GPT2))
+
+
+def llama_lm() -> nn.Module:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY))
+
+
 LAYERS: dict[Callable[[], nn.Module], list[str]] = {
     bert: [f"bert.encoder.layer.{i}.attention.self.{p}" for i in range(2) for p in ("query", "value")],
     roberta: [f"roberta.encoder.layer.{i}.attention.self.{p}" for i in range(2) for p in ("query", "value")]
     + ["roberta.encoder.layer.1.intermediate.dense"],
     gpt2: [f"transformer.h.{i}.{p}" for i in range(2) for p in ("attn.c_attn", "mlp.c_proj")],
+    llama: [f"model.layers.{i}.{p}" for i in range(2) for p in ("self_attn.q_proj", "mlp.down_proj")],
 }
+LAYERS |= {gpt2_lm: LAYERS[gpt2], llama_lm: LAYERS[llama]}
+CONV1D = (gpt2, gpt2_lm)
 
 
 def seeded(make: Callable[[], nn.Module]) -> nn.Module:
@@ -144,7 +161,7 @@ def simple(rank: int = 2, **fields: Any) -> Adapter:
     return {"a.query": LowRank(torch.ones(4, rank), torch.ones(rank, 5), **fields)}
 
 
-@pytest.mark.parametrize("make", [bert, roberta, gpt2])
+@pytest.mark.parametrize("make", [bert, roberta, gpt2, llama])
 @pytest.mark.parametrize(
     ("ranks", "scales", "diagonal"),
     [((3,), (2.0,), False), ((1, 4, 2), (0.7, 2.0, 1 / 3), False), ((3, 2), (10 / 49,), True)],
@@ -158,7 +175,7 @@ def test_peft_gives_the_logits_of_the_adapter_and_head(
     diagonal: bool,
 ) -> None:
     adapter, head = adapter_for(make, ranks, scales, diagonal=diagonal), head_for(make)
-    save(tmp_path / "out", adapter, head=head, task_type="SEQ_CLS", fan_in_fan_out=make is gpt2)
+    save(tmp_path / "out", adapter, head=head, task_type="SEQ_CLS", fan_in_fan_out=make in CONV1D)
     expected = by_hand(make, adapter, head)
     assert torch.allclose(by_peft(make, tmp_path / "out"), expected, rtol=0, atol=1e-5)
     assert not torch.allclose(expected, by_hand(make, {}, head), rtol=0, atol=1e-2)
@@ -179,15 +196,39 @@ def test_the_usual_way_of_loading_gives_the_same_logits(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_language_model_keeps_its_outputs(tmp_path: Path) -> None:
-    def make() -> nn.Module:
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**TINY_GPT2))
-
-    adapter = adapter_for(gpt2, (2, 3))
-    save(tmp_path / "out", adapter, task_type="CAUSAL_LM", fan_in_fan_out=True)
+@pytest.mark.parametrize("make", [gpt2_lm, llama_lm])
+def test_a_language_model_keeps_its_outputs(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
+    adapter = adapter_for(make, (2, 3, 1), (0.7, 2.0))
+    save(tmp_path / "out", adapter, task_type="CAUSAL_LM", fan_in_fan_out=make in CONV1D)
     expected = by_hand(make, adapter, {})
     assert torch.allclose(by_peft(make, tmp_path / "out"), expected, rtol=0, atol=1e-5)
     assert not torch.allclose(expected, seeded(make)(input_ids=TOKENS).logits, atol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [bert, gpt2, llama, gpt2_lm, llama_lm])
+def test_what_was_trained_here_is_what_peft_computes_and_what_is_loaded_again(
+    tmp_path: Path, make: Callable[[], nn.Module]
+) -> None:
+    language = make in (gpt2_lm, llama_lm)
+    adapter, head = adapter_for(make, (1, 4, 2), (0.7, 2.0, 1 / 3)), head_for(make)
+    network, targets = seeded(make), LAYERS[make]
+    base = from_language_network(network, None, targets) if language else from_network(network, None, targets, KEY)
+    stored = {"head": head or None, "task_type": "CAUSAL_LM" if language else "SEQ_CLS"}
+    save(tmp_path / "out", adapter, fan_in_fan_out=make in CONV1D, **stored)
+    found = load_peft(tmp_path / "out")
+
+    def here(factors: Adapter, own_head: dict[str, Tensor] | None) -> Tensor:
+        stack = None if own_head is None else {name: value[None] for name, value in own_head.items()}
+        with base.slots.bound(1, Model.stack([Model(lora=factors)]), stack):
+            logits: Tensor = base.network(input_ids=TOKENS).logits
+        return logits
+
+    trained = here(adapter, head or None)
+    assert torch.allclose(by_peft(make, tmp_path / "out"), trained, rtol=0, atol=1e-5)
+    assert torch.allclose(here(found.adapter, found.head), trained, rtol=0, atol=1e-5)
+    assert (found.head is None) == language
+    assert {name: term.rank for name, term in found.adapter.items()} == {n: t.rank for n, t in adapter.items()}
 
 
 def test_what_was_saved_is_loaded_exactly(tmp_path: Path) -> None:
@@ -325,7 +366,7 @@ def test_a_folder_made_by_peft_has_the_same_products(
     assert found.head is not None and set(found.head) == set(head_for(make))
     expected = by_peft(make, tmp_path / "peft")
     assert torch.allclose(by_hand(make, found.adapter, found.head), expected, rtol=0, atol=1e-5)
-    save(tmp_path / "ours", found.adapter, head=found.head, task_type="SEQ_CLS", fan_in_fan_out=make is gpt2)
+    save(tmp_path / "ours", found.adapter, head=found.head, task_type="SEQ_CLS", fan_in_fan_out=make in CONV1D)
     assert torch.equal(by_peft(make, tmp_path / "ours"), expected)
 
 

@@ -46,7 +46,11 @@ def train_alone(network: nn.Module, head: Mapping[str, Tensor], ask: Ask, settin
             addend = product.mT if type(network.get_submodule(layer)).__name__ == "Conv1D" else product
             weights[f"{layer}.weight"] = frozen[f"{layer}.weight"] + term.scale * addend
         labels = batch.pop("labels")
-        loss = F.cross_entropy(functional_call(network, weights, kwargs=batch).logits, labels)
+        logits = functional_call(network, weights, kwargs=batch).logits
+        if labels.dim() == 2:  # a language model: the mean over all labelled tokens, each predicted by those before
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        else:
+            loss = F.cross_entropy(logits, labels)
         for penalty in request.penalties:
             for layer, reference in penalty.reference.items():
                 difference = own[f"lora.{layer}.B"] @ own[f"lora.{layer}.A"] - reference.B @ reference.A

@@ -14,13 +14,16 @@ from transformers import (
     BertForSequenceClassification,
     GPT2Config,
     GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaForSequenceClassification,
 )
 
+from coterie.data.sequences import ChoiceSet, DataSet, SequenceSet
 from coterie.data.text import TextSet
 from coterie.maths.keys import Key, root_key
-from coterie.models.loading import Base, from_network
+from coterie.models.loading import Base, from_language_network, from_network
 from coterie.protocol import Fit, LowRank, Model
 from coterie.training.asks import Ask, Done, Plan, TrainSettings
 from coterie.training.executor import Executor
@@ -41,14 +44,14 @@ def bert(**changes: Any) -> nn.Module:
     return filled(BertForSequenceClassification(config))
 
 
-def gpt2() -> nn.Module:
+def gpt2(kind: type[nn.Module] = GPT2ForSequenceClassification) -> nn.Module:
     config = GPT2Config(
         vocab_size=WORDS, n_positions=40, n_embd=32, n_layer=2, n_head=2, num_labels=CLASSES, pad_token_id=0
     )
-    return filled(GPT2ForSequenceClassification(config))
+    return filled(kind(config))
 
 
-def llama() -> nn.Module:
+def llama(kind: type[nn.Module] = LlamaForSequenceClassification) -> nn.Module:
     config = LlamaConfig(
         vocab_size=WORDS,
         hidden_size=32,
@@ -58,7 +61,16 @@ def llama() -> nn.Module:
         num_labels=CLASSES,
         pad_token_id=0,
     )
-    return filled(LlamaForSequenceClassification(config))
+    return filled(kind(config))
+
+
+def gpt2_lm() -> nn.Module:
+    """Its output layer is the table of embeddings."""
+    return gpt2(GPT2LMHeadModel)
+
+
+def llama_lm() -> nn.Module:
+    return llama(LlamaForCausalLM)
 
 
 def filled(network: nn.Module) -> nn.Module:
@@ -71,6 +83,31 @@ def filled(network: nn.Module) -> nn.Module:
 
 def base_of(network: nn.Module | None = None, targets: Sequence[str] | str | None = TARGETS) -> Base:
     return from_network(bert() if network is None else network, None, targets, KEY.fold("head"), attention="eager")
+
+
+def language_base_of(network: nn.Module) -> Base:
+    targets = ("c_attn", "c_proj") if isinstance(network, GPT2LMHeadModel) else ("q_proj", "v_proj", "down_proj")
+    return from_language_network(network, None, targets, attention="eager")
+
+
+def sequences(count: int, name: str = "sequences", low: int = 2, high: int = 9) -> SequenceSet:
+    """`count` prompts and answers, each of `low` to `high` - 1 tokens; an answer repeats tokens of its prompt."""
+    key = KEY.fold(name)
+    prompts, answers = (
+        low + (key.fold(part).unit(count) * (high - low)).astype(np.int64) for part in ("prompt", "answer")
+    )
+    ids = [1 + (key.fold("words", i).unit(int(n)) * (WORDS - 1)).astype(np.int32) for i, n in enumerate(prompts)]
+    parts = [np.concatenate([own, np.resize(own, int(n))]) for own, n in zip(ids, answers, strict=True)]
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(prompts + answers)]))
+    return SequenceSet(torch.from_numpy(np.concatenate(parts)), offsets, torch.from_numpy(prompts), torch.arange(count))
+
+
+def choices(count: int, name: str = "choices") -> ChoiceSet:
+    """`count` questions of two, three, two, … options."""
+    numbers = [2 + i % 2 for i in range(count)]
+    first = torch.tensor([0, *np.cumsum(numbers)])
+    labels = torch.tensor([i % n for i, n in enumerate(numbers)])
+    return ChoiceSet(sequences(int(first[-1]), name), first, labels, torch.arange(count))
 
 
 def texts(count: int, name: str = "texts", low: int = 3, high: int = 20) -> TextSet:
@@ -103,7 +140,7 @@ def ask(
     base: Base,
     request: Any,
     name: str = "client",
-    data: TextSet | None = None,
+    data: DataSet | None = None,
     head: bool = True,
     key: Key | None = None,
 ) -> Ask:

@@ -1,12 +1,13 @@
 """Wrapper modules around the linear layers of a frozen network, which add a stack of clients' terms in one pass.
 
-A stack of S clients runs as one batch of S * b rows, client after client. Where a term acts, the batch is seen
-as (S, N, d), so that one batched product serves all clients; everywhere else the network does not know of clients.
+A layer may be of any make that maps (..., d_in) to (..., d_out), a quantised one too: its weights are not looked at.
+A stack of S clients runs as one batch of S * b rows, client after client. Where a term acts, the batch is seen as
+(S, N, d), so that one batched product serves all clients; everywhere else the network does not know of clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,14 +28,16 @@ Dropout = Callable[[str, Tensor], Tensor]
 class Binding:
     """What the wrappers of one network compute with during a forward pass; all of them hold the same object.
 
-    terms: (term name, stacked term) by layer; head: stacked parameters by name, None for the network's own; seen:
-    the input of the head layer that ran last, kept while bound.
+    terms: (term name, stacked term) by layer; head: stacked parameters by name, None for the network's own; kept: the
+    places of each client at which the output layer computes, None for all; seen: the input of the head or output
+    layer that ran last, kept while bound.
     """
 
     size: int = 1
     terms: dict[str, list[tuple[str, Term]]] = field(default_factory=dict)
     head: Mapping[str, Tensor] | None = None
     dropout: Dropout | None = None
+    kept: Sequence[Tensor] | None = None
     active: bool = False
     seen: Tensor | None = None
 
@@ -101,12 +104,47 @@ class HeadLinear(nn.Module):
         return y.reshape(*x.shape[:-1], weight.shape[-2])
 
 
+class OutputLayer(nn.Module):
+    """The output layer of a language model, untouched, computed only at the places that are kept.
+
+    Each client has a product of its own: then its bits do not depend on its company, and it is large enough alone.
+    """
+
+    def __init__(self, base: nn.Module, binding: Binding) -> None:
+        super().__init__()
+        self.base, self.binding = base, binding
+
+    @property
+    def weight(self) -> Tensor:
+        """The base layer's own weight."""
+        return cast(Tensor, self.base.weight)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The base layer's own bias."""
+        return cast(Tensor | None, self.base.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S * b, L, d) -> (m, V), the kept places of all clients one after another; (S * b, L, V) without any."""
+        binding = self.binding
+        if binding.kept is None:
+            return cast(Tensor, self.base(x))
+        rows = x.reshape(binding.size, -1, x.shape[-1])
+        seen = [client[places] for client, places in zip(rows, binding.kept, strict=True)]
+        binding.seen = _joined(seen)
+        return _joined([self.base(part) for part in seen])
+
+
 @dataclass(frozen=True)
 class Slots:
-    """The places of a network where terms and heads go, by the layers' names, in network order."""
+    """The places of a network where terms and heads go, by the layers' names, in network order.
+
+    output: the output layer of a language model, None for other networks.
+    """
 
     layers: dict[str, AdaptedLinear]
     heads: dict[str, HeadLinear]
+    output: OutputLayer | None
     binding: Binding
 
     @contextmanager
@@ -139,6 +177,18 @@ class Slots:
             binding.size, binding.terms, binding.head, binding.dropout = 1, {}, None, None
             binding.active, binding.seen = False, None
 
+    @contextmanager
+    def keeping(self, places: Sequence[Tensor] | None) -> Iterator[None]:
+        """For forward passes inside: logits (m, V) only at the places of each client, in a row; None: everywhere.
+
+        places: (mᵢ,) int64 for each client of the stack, into its own batch seen as (b * L,).
+        """
+        self.binding.kept = places
+        try:
+            yield
+        finally:
+            self.binding.kept = None
+
     @cached_property
     def head_names(self) -> set[str]:
         """The names of all head parameters."""
@@ -146,29 +196,37 @@ class Slots:
         return weights | {f"{layer}.bias" for layer, place in self.heads.items() if place.bias is not None}
 
 
-def inject(network: nn.Module, layers: Iterable[str], head: Iterable[str]) -> Slots:
-    """Put wrappers in the place of the named modules: `layers` (linear-like) and `head` (nn.Linear).
+def inject(network: nn.Module, layers: Iterable[str], head: Iterable[str], output: str | None = None) -> Slots:
+    """Put wrappers in the place of the named modules: `layers` (linear-like), `head` (nn.Linear) and `output`.
 
     Raises:
         ModelError: a head module that is no nn.Linear.
     """
-    slots = Slots({}, {}, Binding())
+    binding = Binding()
+    last = None if output is None else OutputLayer(network.get_submodule(output), binding)
+    slots = Slots({}, {}, last, binding)
+    if output is not None and last is not None:
+        _replace(network, output, last)
     for name in layers:
-        wrapper = AdaptedLinear(name, network.get_submodule(name), slots.binding)
+        wrapper = AdaptedLinear(name, network.get_submodule(name), binding)
         slots.layers[name] = _replace(network, name, wrapper)
     for name in head:
         module = network.get_submodule(name)
         if not isinstance(module, nn.Linear):
             raise ModelError(f"head layer {name} is a {type(module).__name__}; only nn.Linear heads can be trained")
-        slots.heads[name] = _replace(network, name, HeadLinear(name, module, slots.binding))
+        slots.heads[name] = _replace(network, name, HeadLinear(name, module, binding))
     return slots
 
 
 def eject(network: nn.Module) -> None:
     """Put the original modules back, the very objects that `inject` replaced."""
     for name, module in list(network.named_modules()):
-        if isinstance(module, AdaptedLinear | HeadLinear):
+        if isinstance(module, AdaptedLinear | HeadLinear | OutputLayer):
             _replace(network, name, module.base)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _replace(network: nn.Module, name: str, module: M) -> M:
@@ -179,6 +237,7 @@ def _replace(network: nn.Module, name: str, module: M) -> M:
 
 def _added(total: Tensor, term: Term, x: Tensor) -> Tensor:
     """total + term.apply(x); for a low-rank term the addition is part of the second product."""
+    x = x.to(total.dtype)
     if not isinstance(term, LowRank):
         return total + term.apply(x)
     scale = term.scale.reshape(-1, 1, 1) if isinstance(term.scale, Tensor) else term.scale

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,10 @@ from torch import Tensor, nn
 from coterie.adapters.inject import Slots, inject
 from coterie.errors import ModelError
 from coterie.maths.keys import Key, root_key
+from coterie.models.hub import require_reachable
 from coterie.models.patches import Patches
-from coterie.models.targets import Targets, head_layers, in_head, is_conv1d, select_layers
+from coterie.models.targets import Targets, head_layers, in_head, output_layer, select_layers
+from coterie.models.weights import cast, digest, draw, plain_weight
 from coterie.protocol import BaseLog, Layer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -28,8 +29,9 @@ class Base:
     """A frozen network in eval mode (its own dropout stays off), wrapped so that terms and heads can be bound.
 
     layers: the adaptable layers by name, shapes (d_out, d_in). head: the initial head, float32 on the CPU, by
-    parameter name. slots: where terms and heads are bound. digest: a hash of the base's weights as loaded, the
-    head apart. inputs: the names that the network's forward takes. Only `set_log` and `prepare` change a Base.
+    parameter name; empty for a language model. slots: where terms and heads are bound. digest: a hash of the base's
+    weights as loaded, the head apart. inputs: the names that the network's forward takes. Only `set_log` and
+    `prepare` change a Base.
     """
 
     network: nn.Module
@@ -42,8 +44,13 @@ class Base:
     patches: Patches = field(default_factory=Patches)
 
     @property
+    def is_language(self) -> bool:
+        """Whether this is a language model, which predicts tokens and has no head."""
+        return self.slots.output is not None
+
+    @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the frozen weights."""
+        """The dtype in which the network computes: that of its plain frozen weights."""
         return self._witness.dtype
 
     @property
@@ -53,8 +60,12 @@ class Base:
 
     @property
     def _witness(self) -> Tensor:
-        """A weight that is never quantised: the last head layer's."""
-        return next(reversed(self.slots.heads.values())).base.weight
+        """A weight that is never quantised: the last head layer's, or a language model's embeddings."""
+        if self.slots.heads:
+            return next(reversed(self.slots.heads.values())).base.weight
+        weight = self.network.get_input_embeddings().weight  # type: ignore[operator]
+        assert isinstance(weight, Tensor)
+        return weight
 
     @property
     def version(self) -> int:
@@ -65,12 +76,12 @@ class Base:
         """W of an adapted layer, (d_out, d_in), patches included; a copy on the CPU, float32 or float64.
 
         Raises:
-            ModelError: no adapted layer of that name.
+            ModelError: no adapted layer of that name, or one that is quantised.
         """
         if name not in self.layers:
             raise ModelError(f"{name!r} is no adapted layer of this base")
         stored = self.patches.current.get(name)
-        value = _oriented(self._linear(name)) if stored is None else stored
+        value = self._plain(name, "weights") if stored is None else stored
         wide = torch.float64 if value.dtype == torch.float64 else torch.float32
         return value.detach().to("cpu", wide, copy=True)
 
@@ -78,14 +89,19 @@ class Base:
         """Make the weights W_0 + the patches of `log`, in order; the same bits by whatever path one gets there.
 
         Raises:
-            ModelError: a patch for a layer that is not adapted here, or of another shape.
+            ModelError: a patch for a layer that is not adapted here, is quantised, or has another shape; nothing has
+                changed then.
         """
-        changed = self.patches.move_to(log, lambda name: _oriented(self._linear(name)), self.layers)
+        for name in {name for patch in log.patches for name in patch if name in self.layers}:
+            self._plain(name, "merge")
+        changed = self.patches.move_to(log, lambda name: self._plain(name, "merge"), self.layers)
         for name, value in changed.items():
-            _oriented(self._linear(name)).data.copy_(value)
+            self._plain(name, "merge").data.copy_(value)
 
     def prepare(self, dtype: str, attention: str, device: str = "cpu") -> None:
         """Cast the frozen weights, choose the attention, move to the device; nothing happens where all is so already.
+
+        Layers that are quantised keep their own dtypes.
 
         Raises:
             ModelError: weights would have to be widened from bfloat16 (load the base again), the model does not
@@ -97,7 +113,7 @@ class Base:
                 raise ModelError(f"the base was loaded in bfloat16; load it again to run in {dtype}")
             log = self.patches.log
             self.set_log(BaseLog())
-            _cast(self.network, wanted)
+            cast(self.network, wanted)
             self.patches = Patches()
             self.set_log(log)
         if device != str(self.device):
@@ -107,8 +123,16 @@ class Base:
                 raise ModelError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
         _set_attention(self.network, attention)
 
-    def _linear(self, name: str) -> nn.Module:
-        return self.slots.layers[name].base
+    def _plain(self, name: str, purpose: Literal["weights", "merge"]) -> Tensor:
+        """A view (d_out, d_in) of a layer's matrix; a quantised layer's is never formed."""
+        linear = self.slots.layers[name].base
+        plain = plain_weight(linear)
+        if plain is not None:
+            return plain
+        what = f"layer {name} is a {type(linear).__name__}, which holds no plain matrix"
+        if purpose == "merge":
+            raise ModelError(f"never merge into a quantised base: {what}; export the adapter instead")
+        raise ModelError(f"a quantised base gives no weights: {what}; load the base unquantised for this method")
 
 
 def load_base(
@@ -130,29 +154,38 @@ def load_base(
         dtype: "float32", "bfloat16" or "float64", of the frozen weights.
 
     Raises:
-        ModelError: no such folder or name, files that do not load, targets that match nothing.
+        ModelError: no such folder or name, files that do not load, targets that match nothing, a tokeniser that has
+            neither a padding nor an end token.
     """
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModelForSequenceClassification
 
-    name = str(name_or_path)
-    with _quiet(), torch.random.fork_rng(devices=[]):
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            network, report = AutoModelForSequenceClassification.from_pretrained(
-                name,
-                num_labels=num_labels,
-                attn_implementation=attention,
-                dtype=DTYPES[dtype],
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
-        except Exception as error:  # transformers raises many kinds; a user needs the one line
-            raise ModelError(_cannot_load(name, error)) from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return from_network(
-        network, tokenizer, targets, head_key, attention=attention, missing=sorted(report["missing_keys"])
+    network, tokenizer, missing = _load(
+        AutoModelForSequenceClassification, str(name_or_path), attention, dtype, num_labels=num_labels
     )
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise ModelError(f"the tokeniser of {str(name_or_path)!r} has no padding token; name one in its folder")
+        tokenizer.pad_token = tokenizer.eos_token
+    return from_network(network, tokenizer, targets, head_key, attention=attention, missing=missing)
+
+
+def load_language_base(
+    name_or_path: str | Path, *, targets: Targets, attention: str = "eager", dtype: str = "float32"
+) -> Base:
+    """A causal language model and its tokeniser, from where `load_base` finds classification models.
+
+    A tokeniser without a padding token stays so: padded places are known by their mask alone.
+
+    Raises:
+        ModelError: as `load_base`, or a model that is no causal language model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    network, tokenizer, missing = _load(AutoModelForCausalLM, str(name_or_path), attention, dtype)
+    output = output_layer(network)
+    if output is not None and any(name.startswith(f"{output}.") for name in missing):
+        raise ModelError(f"{str(name_or_path)!r} is no language model: it has no weights of an output layer")
+    return from_language_network(network, tokenizer, targets, attention=attention, missing=missing)
 
 
 def from_network(
@@ -172,71 +205,102 @@ def from_network(
     Raises:
         ModelError: targets that match nothing, or no head (`classifier`, `score`, …).
     """
+    std = _frozen(network, tokenizer, attention, missing)
+    layers = select_layers(network, targets)
+    heads = head_layers(network)
+    if not heads:
+        raise ModelError(f"{type(network).__name__} has no classification head that is known here")
+    _unquantised(network, heads)
+    hashed = digest(network)
+    names = [name for name, _ in network.named_parameters() if name.rpartition(".")[0] in set(heads)]
+    draw(network, names, head_key, std)
+    parameters = dict(network.named_parameters())
+    head = {name: parameters[name].detach().to("cpu", torch.float32, copy=True) for name in names}
+    return Base(network, tokenizer, layers, head, hashed, inject(network, layers, heads), _inputs(network))
+
+
+def from_language_network(
+    network: nn.Module,
+    tokenizer: Any,
+    targets: Targets,
+    *,
+    attention: str | None = None,
+    missing: Sequence[str] = (),
+) -> Base:
+    """A Base without a head around any causal language model; see `from_network`.
+
+    Raises:
+        ModelError: targets that match nothing, no output layer, or predictions that look at later tokens.
+    """
+    _frozen(network, tokenizer, attention, missing)
+    layers = select_layers(network, targets)
+    output = output_layer(network)
+    if output is None or not _is_causal(network):
+        raise ModelError(f"{type(network).__name__} is no causal language model; choose a decoder, such as smollm2")
+    hashed = digest(network)
+    return Base(network, tokenizer, layers, {}, hashed, inject(network, layers, (), output), _inputs(network))
+
+
+def _load(auto: Any, name: str, attention: str, dtype: str, **options: Any) -> tuple[nn.Module, Any, list[str]]:
+    """The network as transformers' class `auto` gives it, its tokeniser, and which parameters no file gave."""
+    from transformers import AutoTokenizer
+
+    require_reachable(name)
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            network, report = auto.from_pretrained(
+                name,
+                attn_implementation=attention,
+                dtype=DTYPES[dtype],
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
+        except Exception as error:  # transformers raises many kinds; a user needs the one line
+            raise ModelError(_cannot_load(name, error)) from error
+    return network, tokenizer, sorted(report["missing_keys"])
+
+
+def _frozen(network: nn.Module, tokenizer: Any, attention: str | None, missing: Sequence[str]) -> float:
+    """Prepare a network in place; returns the standard deviation for parameters that are drawn."""
     network.eval().requires_grad_(False)
     config = getattr(network, "config", None)
-    if config is not None and getattr(config, "pad_token_id", None) is None and tokenizer is not None:
+    if config is not None and tokenizer is not None and tokenizer.pad_token_id is not None:
+        # Classifying decoders look for the last token that is no padding.
         config.pad_token_id = tokenizer.pad_token_id
     if config is not None and hasattr(config, "use_cache"):
         config.use_cache = False
     if attention is not None:
         _set_attention(network, attention)
-    layers = select_layers(network, targets)
-    heads = head_layers(network)
-    if not heads:
-        raise ModelError(f"{type(network).__name__} has no classification head that is known here")
     std = float(getattr(config, "initializer_range", None) or 0.02)
-    _draw(network, [name for name in missing if not in_head(name)], root_key(0).fold("missing"), std)
-    digest = _digest(network)
-    names = [name for name, _ in network.named_parameters() if name.rpartition(".")[0] in set(heads)]
-    _draw(network, names, head_key, std)
-    parameters = dict(network.named_parameters())
-    head = {name: parameters[name].detach().to("cpu", torch.float32, copy=True) for name in names}
-    inputs = frozenset(inspect.signature(network.forward).parameters)
-    return Base(network, tokenizer, layers, head, digest, inject(network, layers, heads), inputs)
+    draw(network, [name for name in missing if not in_head(name)], root_key(0).fold("missing"), std)
+    return std
 
 
-def _draw(network: nn.Module, names: Sequence[str], key: Key, std: float) -> None:
-    """Fresh values: biases 0, one-dimensional weights (norms) 1, all else normal; each from its own stream."""
-    parameters = dict(network.named_parameters())
-    for name in names:
-        value = parameters.get(name)
-        if value is None:
-            continue
-        if name.endswith("bias"):
-            fresh = torch.zeros(value.shape)
-        elif value.dim() < 2:
-            fresh = torch.ones(value.shape)
-        else:
-            fresh = key.fold(name).normal(value.shape, std, torch.float64)
-        value.data.copy_(fresh)
+def _unquantised(network: nn.Module, heads: Sequence[str]) -> None:
+    """Put plain layers in the place of quantised ones of the head, which is drawn anew and trained."""
+    for name in heads:
+        linear = network.get_submodule(name)
+        if plain_weight(linear) is None:
+            assert isinstance(linear, nn.Linear)
+            like = next(value for value in network.parameters() if value.is_floating_point())
+            fresh = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None)
+            parent, _, child = name.rpartition(".")
+            setattr(network.get_submodule(parent), child, fresh.to(like.device, like.dtype).requires_grad_(False))
 
 
-def _digest(network: nn.Module) -> str:
-    """blake2b over names, dtypes, shapes and bytes of all but the head."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, value in sorted(network.state_dict().items()):
-        if not in_head(name):
-            digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+@torch.no_grad()
+def _is_causal(network: nn.Module) -> bool:
+    """Whether the first tokens' predictions stay when the last token changes."""
+    device = next(network.parameters()).device
+    tokens = [torch.tensor([[0, 1, 2, last]], device=device) for last in (0, 1)]
+    one, other = (network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits for ids in tokens)
+    return bool(torch.allclose(one[:, :-1], other[:, :-1], rtol=0, atol=1e-5 * float(one.abs().max())))
 
 
-def _oriented(linear: nn.Module) -> Tensor:
-    """A view of the weight as (d_out, d_in)."""
-    weight = linear.weight
-    assert isinstance(weight, Tensor)
-    return weight.mT if is_conv1d(linear) else weight
-
-
-def _cast(network: nn.Module, dtype: torch.dtype) -> None:
-    """Cast parameters and stored buffers; buffers computed at construction (rotary frequencies) keep precision."""
-    stored = set(network.state_dict())
-    for parameter in network.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-    for name, buffer in network.named_buffers():
-        if name in stored and buffer.is_floating_point():
-            buffer.data = buffer.data.to(dtype)
+def _inputs(network: nn.Module) -> frozenset[str]:
+    return frozenset(inspect.signature(network.forward).parameters)
 
 
 def _set_attention(network: nn.Module, attention: str) -> None:
@@ -251,11 +315,8 @@ def _set_attention(network: nn.Module, attention: str) -> None:
 
 def _cannot_load(name: str, error: Exception) -> str:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    local = Path(name)
-    if local.is_dir():
+    if Path(name).is_dir():
         return f"the model folder {name!r} does not load: {reason}"
-    if local.is_absolute() or name.startswith((".", "~")):
-        return f"there is no model folder {name!r}"
     return f"there is no model folder {name!r}, and no model of that name could be fetched from the hub: {reason}"
 
 

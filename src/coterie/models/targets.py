@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 
 from torch import nn
@@ -11,13 +12,31 @@ from coterie.errors import ModelError
 from coterie.protocol import Layer
 
 HEADS = ("classifier", "score", "pre_classifier", "classification_head")
+DEFAULTS = {"mpnet": ("attn.q", "attn.v")}
+"""Default target names of model types for which PEFT has none."""
+
 Targets = str | Sequence[str] | None
 
 
 def linears(network: nn.Module) -> dict[str, Layer]:
-    """Every linear-like layer outside the head by its name, in network order, with shapes (d_out, d_in)."""
-    found = {name: shape_of(module) for name, module in network.named_modules()}
-    return {name: layer for name, layer in found.items() if layer is not None and not in_head(name)}
+    """Every linear-like layer by its name, in network order, with shapes (d_out, d_in).
+
+    The head and the output layer are none of them; nor is what lies inside another linear-like layer.
+    """
+    output = output_layer(network)
+    found: dict[str, Layer] = {}
+    last = "."
+    for name, module in network.named_modules():
+        layer = shape_of(module)
+        if layer is not None and not in_head(name) and name != output and not name.startswith(last):
+            found[name], last = layer, f"{name}."
+    return found
+
+
+def output_layer(network: nn.Module) -> str | None:
+    """The name of a language model's output layer; None where there is none."""
+    layer = network.get_output_embeddings() if hasattr(network, "get_output_embeddings") else None  # type: ignore[operator]
+    return next((name for name, module in network.named_modules() if module is layer), None)
 
 
 def head_layers(network: nn.Module) -> list[str]:
@@ -36,12 +55,16 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def shape_of(module: nn.Module) -> Layer | None:
-    """(d_out, d_in) of a linear-like module: nn.Linear, Conv1D, or any with in_features and out_features."""
+    """(d_out, d_in) of a linear-like module; None for others.
+
+    Linear-like is nn.Linear, GPT-2's Conv1D, and whatever has `in_features` and `out_features`, such as a quantised
+    layer, in whatever form it keeps its weights.
+    """
     if is_conv1d(module):
         d_in, d_out = module.weight.shape  # type: ignore[misc]
         return Layer(int(d_out), int(d_in))
     d_in, d_out = getattr(module, "in_features", None), getattr(module, "out_features", None)
-    if isinstance(d_in, int) and isinstance(d_out, int) and hasattr(module, "weight"):
+    if isinstance(d_in, int) and isinstance(d_out, int):
         return Layer(d_out, d_in)
     return None
 
@@ -49,15 +72,19 @@ def shape_of(module: nn.Module) -> Layer | None:
 def select_layers(network: nn.Module, targets: Targets) -> dict[str, Layer]:
     """The layers that `targets` name, in network order, never of the head.
 
-    targets: names or name endings at a dot, as PEFT reads them ("query" names every `….query`); "all-linear";
-    or None for PEFT's default for the model's type.
+    targets: names or name endings at a dot, as PEFT reads a list ("query" names every `….query`); "all-linear"; a
+    single string that ends no name, but as a regular expression matches whole names, as PEFT reads a string; or None
+    for PEFT's default for the model's type.
 
     Raises:
         ModelError: a name that ends no linear layer's name, or no default for this model type.
     """
     known = linears(network)
+    matched = _full_matches(targets, known) if isinstance(targets, str) else {}
     if targets == "all-linear":
         wanted = dict(known)
+    elif matched:
+        wanted = matched
     else:
         names = _default(network, known) if targets is None else [targets] if isinstance(targets, str) else targets
         for name in names:
@@ -81,6 +108,16 @@ def check_rank(layers: Mapping[str, Layer], rank: int, who: str) -> None:
             )
 
 
+def _full_matches(pattern: str, known: Mapping[str, Layer]) -> dict[str, Layer]:
+    """The layers whose whole name matches a regular expression; none where it is the ending of some name."""
+    if any(_ends(layer, pattern) for layer in known):
+        return {}
+    try:
+        return {layer: shape for layer, shape in known.items() if re.fullmatch(pattern, layer)}
+    except re.error:
+        return {}
+
+
 def _ends(layer: str, name: str) -> bool:
     return layer == name or layer.endswith(f".{name}")
 
@@ -95,8 +132,10 @@ def _alike(name: str, known: Mapping[str, Layer]) -> str:
 
 
 def _default(network: nn.Module, known: Mapping[str, Layer]) -> list[str]:
-    """PEFT's default target names for this model type."""
+    """PEFT's default target names for this model type, or our own where it has none."""
     kind = getattr(getattr(network, "config", None), "model_type", "?")
+    if kind in DEFAULTS:
+        return list(DEFAULTS[kind])
     advice = f"name some of: {', '.join(_last_parts(known))}"
     try:
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as defaults

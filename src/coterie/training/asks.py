@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from coterie.data.text import TextSet
+from coterie.data.sequences import DataSet
 from coterie.maths.keys import Key
 from coterie.protocol import Answer, Request
 
@@ -22,6 +22,11 @@ class TrainSettings:
 
     dropout acts on the input of trained low-rank terms; clip is the largest gradient norm of one client over all
     it trains (None: no clipping); warmup steps rise linearly to lr, after which it stays or falls linearly to zero.
+    The loss of a mini-batch is the mean over its labels: one for each text, or each token of the answers.
+
+    To save memory: checkpointing keeps only what enters each of the network's layers and computes the rest again for
+    the gradient, with the same result to the bit; accumulation computes a mini-batch of batch_size in so many parts,
+    one after another, with the same result to rounding (dropout draws other masks).
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
@@ -38,6 +43,8 @@ class TrainSettings:
     clip: float | None = 1.0
     dropout: float = 0.0
     buckets: bool = True
+    checkpointing: bool = False
+    accumulation: int = 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Ask:
     request: Request
     spec: str
     head: Mapping[str, Tensor] | None
-    data: TextSet | None
+    data: DataSet | None
     key: Key
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.data.batches import Batch, evaluation_batches, plan
+from coterie.data.sequences import ChoiceSet, DataSet
 from coterie.data.text import TextSet
 from coterie.errors import DataError, ModelError
 from coterie.maths.keys import Key
@@ -17,6 +19,17 @@ from coterie.models.loading import Base, inputs_of
 from coterie.protocol import LowRank, Model, Predictions, Score, matching
 from coterie.protocol.messages import map_tensors
 from coterie.training.asks import TrainSettings
+from coterie.training.objectives import (
+    TrainSet,
+    check_kind,
+    label_count,
+    label_losses,
+    labelled,
+    row_losses,
+    trainable,
+)
+
+_TOKENS = 2048
 
 
 def master_dtype(base: Base) -> torch.dtype:
@@ -53,31 +66,32 @@ def alone(base: Base, model: Model, head: Mapping[str, Tensor] | None) -> tuple[
     return stacked, None if head is None else {name: on_base(base, value)[None] for name, value in head.items()}
 
 
-def logits_of(base: Base, batch: Mapping[str, Tensor]) -> Tensor:
-    """The network's logits (n, classes), in float32 at least."""
-    logits: Tensor = base.network(**inputs_of(base, batch)).logits
-    return logits if logits.dtype == torch.float64 else logits.float()
-
-
 @torch.no_grad()
-def evaluate(base: Base, model: Model, head: Mapping[str, Tensor] | None, data: TextSet, batch_size: int) -> Score:
-    """Mean cross-entropy and accuracy over all examples, in batches bucketed by length.
+def evaluate(base: Base, model: Model, head: Mapping[str, Tensor] | None, data: DataSet, batch_size: int) -> Score:
+    """Mean loss and accuracy over all labels, in batches bucketed by length.
+
+    Of texts with classes: cross-entropy and right answers, per example. Of sequences: per token of the answers. Of
+    questions with options: see `choice_score`.
 
     Raises:
         DataError: no examples.
+        ModelError: data of another kind than the base is for, or a term that does not fit its layer.
     """
     if len(data) == 0:
         raise DataError("there are no examples to evaluate on")
+    check_kind(base, data, "evaluation")
+    if isinstance(data, ChoiceSet):
+        return choice_score(_option_scores(base, model, data, batch_size), data)
     stacked, own_head = alone(base, model, head)
     loss = torch.zeros((), dtype=torch.float64, device=base.device)
     right = torch.zeros((), dtype=torch.int64, device=base.device)
     with base.slots.bound(1, stacked, own_head):
         for batch in _batches(data, batch_size):
-            logits = logits_of(base, batch)
-            labels = batch["labels"].to(base.device)
-            loss += F.cross_entropy(logits, labels, reduction="none").double().sum()
-            right += (logits.argmax(dim=1) == labels).sum()
-    return Score(float(loss) / len(data), int(right) / len(data), len(data))
+            found = labelled(base, batch)
+            loss += label_losses(found).double().sum()
+            right += (found.logits.argmax(dim=1) == found.targets).sum()
+    total = label_count(data, range(len(data)))
+    return Score(float(loss) / total, int(right) / total, len(data))
 
 
 @torch.no_grad()
@@ -85,43 +99,93 @@ def predict(
     base: Base,
     model: Model,
     head: Mapping[str, Tensor] | None,
-    data: TextSet,
+    data: DataSet,
     batch_size: int,
     top_k: int | None = None,
     features: bool = False,
 ) -> Predictions:
-    """Logits (n, C) float32, or the `top_k` largest with their class ids, in the order of `data`; on the CPU.
+    """Logits (n, C) float32, or the `top_k` largest with their ids, in the order of `data`; on the CPU.
 
-    features: also what enters the head's last linear layer, (n, d) float32.
+    Of sequences, n counts the answers' tokens, sequence after sequence, and C is the vocabulary; of questions with
+    options, a logit is an option's score, -inf where there is none. features: also what enters the head's last linear
+    layer, or the output layer, (n, d) float32.
+
+    Raises:
+        DataError: no examples, or features of options, which have none.
     """
     if len(data) == 0:
         raise DataError("there are no examples to predict")
+    check_kind(base, data, "prediction")
+    if isinstance(data, ChoiceSet):
+        if features:
+            raise DataError("options have no features: they are scored by all their tokens")
+        return Predictions(*_top(_option_scores(base, model, data, batch_size), data.labels.clone(), top_k))
     stacked, own_head = alone(base, model, head)
-    pieces: list[Tensor] = []
+    pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
     pooled: list[Tensor] = []
     order: list[Tensor] = []
     with base.slots.bound(1, stacked, own_head) as binding:
-        for plan_batch in evaluation_batches(data.lengths, batch_size):
-            batch = data.batch(plan_batch.indices, plan_batch.pad_to)
-            pieces.append(logits_of(base, batch).float().cpu())
-            order.append(torch.as_tensor(plan_batch.indices))
+        for planned in _planned(data, batch_size):
+            batch = data.batch(planned.indices, planned.pad_to)
+            found = labelled(base, batch)
+            pieces.append(_top(found.logits.float().cpu(), found.targets.cpu(), top_k))
+            rows = found.places.cpu() // (batch["labels"].numel() // len(planned.indices))
+            order.append(torch.as_tensor(planned.indices)[rows])
             if features:
-                pooled.append(_features(binding.seen, batch).float().cpu())
-    back = torch.argsort(torch.cat(order))
-    logits = torch.cat(pieces)[back]
-    ids = None
-    if top_k is not None and top_k < logits.shape[1]:
-        logits, ids = torch.topk(logits, top_k, dim=1)
-    elif top_k is not None:
-        logits, ids = torch.sort(logits, dim=1, descending=True)
-    return Predictions(logits, data.labels.clone(), ids, torch.cat(pooled)[back] if features else None)
+                pooled.append(_features(base, binding.seen, batch).float().cpu())
+    back = torch.argsort(torch.cat(order), stable=True)
+    logits, targets = (torch.cat(parts)[back] for parts in list(zip(*pieces, strict=True))[:2])
+    ids = [piece[2] for piece in pieces if piece[2] is not None]
+    return Predictions(
+        logits, targets, torch.cat(ids)[back] if ids else None, torch.cat(pooled)[back] if features else None
+    )
+
+
+@torch.no_grad()
+def _option_scores(base: Base, model: Model, data: ChoiceSet, batch_size: int) -> Tensor:
+    """(n, C) float64 on the CPU: log-probabilities of each option's tokens after the prompt, -inf where there is none.
+
+    Summed or averaged over the tokens, as the set says.
+    """
+    options = data.sequences()
+    stacked, _ = alone(base, model, None)
+    summed = torch.zeros(len(options), dtype=torch.float64)
+    with base.slots.bound(1, stacked, None):
+        for planned in _planned(options, batch_size):
+            losses = row_losses(base, options.batch(planned.indices, planned.pad_to))
+            summed[torch.as_tensor(planned.indices)] = -losses.double().cpu()
+    if data.score == "mean":
+        summed = summed / options.labelled
+    counts = data.counts
+    exists = torch.arange(int(counts.max())) < counts[:, None]
+    return torch.full(exists.shape, -torch.inf, dtype=torch.float64).masked_scatter(exists, summed)
+
+
+def choice_score(scores: Tensor, data: ChoiceSet) -> Score:
+    """How often the option of the highest score (n, C) is the right one; of equal scores the first counts.
+
+    The loss is the mean cross-entropy of the right option, with the scores as logits.
+    """
+    right = scores.argmax(dim=1) == data.labels
+    return Score(float(F.cross_entropy(scores, data.labels)), float(right.double().mean()), len(data))
+
+
+def _top(logits: Tensor, labels: Tensor, top_k: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """float32 logits with labels; where asked for, the largest only, falling, with their ids."""
+    if top_k is None:
+        return logits.float(), labels, None
+    if top_k < logits.shape[1]:
+        values, ids = torch.topk(logits, top_k, dim=1)
+    else:
+        values, ids = torch.sort(logits, dim=1, descending=True)
+    return values.float(), labels, ids
 
 
 def gradient(
     base: Base,
     model: Model,
     head: Mapping[str, Tensor] | None,
-    data: TextSet,
+    data: DataSet,
     wrt: Sequence[str],
     which: Literal["first", "all"],
     settings: TrainSettings,
@@ -131,22 +195,22 @@ def gradient(
     """The gradient of the mean task loss by the model's parameters that `wrt` names, without dropout; on the CPU.
 
     which="first": on the first mini-batch of the Fit that has this key; "all": over the whole set.
+
+    Raises:
+        DataError, ModelError: data that the base cannot be trained on.
     """
+    chosen = trainable(base, data, "gradient")
     names = sorted(matching(list(model.parameters), wrt))
-    if which == "first":
-        batches = training_batches(data, settings, key)[:1]
-    else:
-        batches = evaluation_batches(data.lengths, batch_size)
+    batches = training_batches(chosen, settings, key)[:1] if which == "first" else _planned(chosen, batch_size)
     stacked, own_head = alone(base, model, head)
     leaves = {name: value.clone() for name, value in stacked.parameters.items()}
     wanted = [leaves[name].requires_grad_() for name in names]
     bound = stacked.with_parameters(leaves)
-    count = sum(len(batch.indices) for batch in batches)
+    count = sum(label_count(chosen, batch.indices) for batch in batches)
     total = [torch.zeros_like(leaf) for leaf in wanted]
     with base.slots.bound(1, bound, own_head):
         for planned in batches:
-            batch = data.batch(planned.indices, planned.pad_to)
-            loss = F.cross_entropy(logits_of(base, batch), batch["labels"].to(base.device), reduction="sum")
+            loss = row_losses(base, chosen.batch(planned.indices, planned.pad_to)).sum()
             grads = torch.autograd.grad(loss / count, wanted)
             total = [sum_ + grad for sum_, grad in zip(total, grads, strict=True)]
     return {name: value[0].cpu() for name, value in zip(names, total, strict=True)}
@@ -154,9 +218,10 @@ def gradient(
 
 @torch.no_grad()
 def calibrate(
-    base: Base, model: Model, head: Mapping[str, Tensor] | None, data: TextSet, batch_size: int
+    base: Base, model: Model, head: Mapping[str, Tensor] | None, data: DataSet, batch_size: int
 ) -> dict[str, Tensor]:
     """X X^T (d_in, d_in) float64 of each adapted layer's inputs at all positions that hold a token; on the CPU."""
+    chosen = trainable(base, data, "calibration")
     stacked, own_head = alone(base, model, head)
     grams: dict[str, Tensor] = {}
     seen: list[tuple[Tensor, Tensor]] = []
@@ -178,8 +243,10 @@ def calibrate(
 
     hooks = [slot.register_forward_pre_hook(hook(name)) for name, slot in base.slots.layers.items()]
     try:
-        with base.slots.bound(1, stacked, own_head):
-            for batch in _batches(data, batch_size):
+        # A language model's output layer is not adapted, and its logits are of no use here.
+        nowhere = [torch.empty(0, dtype=torch.int64, device=base.device)] if base.is_language else None
+        with base.slots.bound(1, stacked, own_head), base.slots.keeping(nowhere):
+            for batch in _batches(chosen, batch_size):
                 mask = batch["attention_mask"].bool().to(base.device)
                 seen.clear()
                 base.network(**inputs_of(base, batch))
@@ -190,7 +257,7 @@ def calibrate(
 
 
 def training_batches(
-    data: TextSet, settings: TrainSettings, key: Key, steps: int | None = None, epochs: int | None = None
+    data: DataSet, settings: TrainSettings, key: Key, steps: int | None = None, epochs: int | None = None
 ) -> list[Batch]:
     """The mini-batches of the Fit that has this key; `steps` or `epochs` override the settings."""
     if steps is None and epochs is None:
@@ -205,15 +272,32 @@ def training_batches(
     )
 
 
-def _batches(data: TextSet, batch_size: int) -> Iterator[dict[str, Tensor]]:
-    for planned in evaluation_batches(data.lengths, batch_size):
+def _planned(data: TrainSet, batch_size: int) -> list[Batch]:
+    """Every example once. Of sequences, few enough for logits of a whole vocabulary at each of their tokens."""
+    batches = evaluation_batches(data.lengths, batch_size)
+    if isinstance(data, TextSet):
+        return batches
+    return [
+        Batch(part, batch.pad_to)
+        for batch in batches
+        for part in np.array_split(batch.indices, -(-len(batch.indices) * batch.pad_to // _TOKENS))
+    ]
+
+
+def _batches(data: TrainSet, batch_size: int) -> Iterator[dict[str, Tensor]]:
+    for planned in _planned(data, batch_size):
         yield data.batch(planned.indices, planned.pad_to)
 
 
-def _features(seen: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
-    """What entered the head's last linear layer; of a decoder, at each example's last token."""
+def _features(base: Base, seen: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
+    """What entered the last layer; of a classifying decoder, at the token whose logits are taken.
+
+    That is the last one that is no padding token, as transformers looks for it.
+    """
     assert seen is not None
     if seen.dim() == 2:
         return seen
-    last = batch["attention_mask"].sum(dim=1).to(seen.device) - 1
+    tokens = batch["input_ids"].to(seen.device)
+    is_token = (tokens != base.network.config.pad_token_id).long()  # type: ignore[union-attr]
+    last = (is_token * torch.arange(tokens.shape[1], device=seen.device)).argmax(dim=1)
     return seen[torch.arange(seen.shape[0], device=seen.device), last]

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
-from coterie.data.text import TextSet
+from coterie.data.sequences import DataSet
 from coterie.errors import DataError, ModelError, nearest
 from coterie.models.loading import Base
 from coterie.protocol import Answer, BaseLog, Calibrate, Evaluate, Fit, Gradient, Predict, Weights
@@ -109,7 +109,7 @@ def stack_signature(ask: Ask, request: Fit) -> Hashable:
     )
 
 
-def _data(ask: Ask) -> TextSet:
+def _data(ask: Ask) -> DataSet:
     if ask.data is None or len(ask.data) == 0:
         raise DataError(f"{ask.party}: {type(ask.request).__name__} needs examples, and its data set has none")
     return ask.data

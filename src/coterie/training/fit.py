@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.errors import CoterieError, RunError
@@ -20,9 +21,11 @@ from coterie.models.loading import Base
 from coterie.protocol import Fitted, Model, Penalty
 from coterie.protocol.messages import leaves, map_tensors
 from coterie.training.asks import Ask, Done, Head, Plan, TrainSettings
-from coterie.training.evaluation import logits_of, on_base
+from coterie.training.evaluation import on_base
 from coterie.training.flat import Flat, arrange, view
+from coterie.training.objectives import label_count, row_losses
 from coterie.training.optimizers import OptimizerState, clip_gradients, gradient_norms, learning_rate, step
+from coterie.training.recompute import recomputed
 from coterie.training.trainee import HEAD, Dropout, Trainee, attempted
 
 # Rows of a batch from which on the CPU's matrix products give a row the same bits whatever the number of rows.
@@ -119,33 +122,48 @@ class _Stack:
         for i in alive:
             batch = self.trainees[i].batches[number]
             rows = len(batch.indices)
-            whole = rows % 4 == 0 if exact else rows >= fewest
+            parts = [len(part) for part in self._parts(batch.indices)]
+            whole = all(part % 4 == 0 for part in parts) if exact else min(parts) >= fewest
             shape = (rows, batch.pad_to)
             groups.setdefault(shape if whole else (*shape, i), []).append(i)
         return list(groups.values())
 
+    def _parts(self, indices: np.ndarray) -> list[np.ndarray]:
+        """A mini-batch in the parts that are computed one after another, as equal as possible."""
+        return np.array_split(indices, min(self.settings.accumulation, len(indices)))
+
     def _forward_backward(self, number: int, rows: list[int]) -> None:
-        """Add the gradients of the task losses of `rows`, whose batches have one shape, and note the losses."""
-        pieces = []
-        for i in rows:
-            batch = self.trainees[i].batches[number]
-            pieces.append(self.trainees[i].data.batch(batch.indices, batch.pad_to))
-        batch_of_all = pieces[0]
-        if len(pieces) > 1:
-            batch_of_all = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        """Add the gradients of the task losses of `rows`, whose batches have one shape, and note the losses.
+
+        A client's loss is the mean over all labels of its mini-batch, in however many parts that is computed.
+        """
+        chosen = [self.trainees[i] for i in rows]
+        batches = [trainee.batches[number] for trainee in chosen]
         room = self._room(len(rows))
         index = torch.tensor(rows, device=self.like.device)
         if room is not self.main:
             room.flat.values.copy_(self.main.flat.values[index])
             for place in self.varying:
                 room.data[place].copy_(self.main.data[place][index])
+        counts = torch.tensor(
+            [label_count(trainee.data, batch.indices) for trainee, batch in zip(chosen, batches, strict=True)],
+            dtype=self.losses.dtype,
+            device=self.like.device,
+        )
         dropout = self._dropout(rows) if self.settings.dropout > 0 else None
-        with self.base.slots.bound(len(rows), room.model, room.head, dropout):
-            logits = logits_of(self.base, batch_of_all)
-            labels = batch_of_all["labels"].to(logits.device)
-            losses = F.cross_entropy(logits, labels, reduction="none").view(len(rows), -1).mean(dim=1)
-            room.flat.add_gradients(losses.sum(), fresh=True)
-        self.losses[number, index] = losses.detach().to(self.losses.dtype)
+        generators = [] if dropout is None else dropout.generators
+        keeping = recomputed(self.base.network, generators) if self.settings.checkpointing else nullcontext()
+        total = torch.zeros_like(counts)
+        with self.base.slots.bound(len(rows), room.model, room.head, dropout), keeping:
+            for place, parts in enumerate(zip(*(self._parts(batch.indices) for batch in batches), strict=True)):
+                pieces = [
+                    trainee.data.batch(part, batch.pad_to)
+                    for trainee, part, batch in zip(chosen, parts, batches, strict=True)
+                ]
+                losses = row_losses(self.base, _joined(pieces), len(rows)).view(len(rows), -1).sum(dim=1) / counts
+                room.flat.add_gradients(losses.sum(), fresh=place == 0)
+                total += losses.detach()
+        self.losses[number, index] = total
         if room is not self.main:
             self.main.flat.grads[index] = room.flat.grads
 
@@ -247,6 +265,13 @@ class _Stack:
             )
             for name, value in given.items()
         }
+
+
+def _joined(pieces: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Batches of equal shape one after another."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _stacked_penalties(base: Base, trainees: Sequence[Trainee], rank: int) -> list[Penalty]:

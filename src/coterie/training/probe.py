@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from coterie.data.text import TextSet
+from coterie.data.sequences import DataSet
 from coterie.errors import DataError, ModelError
 from coterie.maths.keys import Key, root_key
 from coterie.models.loading import Base
@@ -25,7 +25,7 @@ _MOST_CLIENTS = 16
 
 def choose_plan(
     base: Base,
-    data: TextSet,
+    data: DataSet,
     settings: TrainSettings,
     *,
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto",
@@ -73,7 +73,7 @@ def _plan(way: tuple[str, str], threads: int, clients: int, device: str, rank: i
 
 def _fastest(
     base: Base,
-    data: TextSet,
+    data: DataSet,
     settings: TrainSettings,
     ways: list[tuple[str, str]],
     threads: int,
@@ -101,7 +101,7 @@ def _fastest(
     return best
 
 
-def _time(base: Base, data: TextSet, settings: TrainSettings, plan: Plan) -> float:
+def _time(base: Base, data: DataSet, settings: TrainSettings, plan: Plan) -> float:
     """Seconds of one training step on a typical batch: the least of a few, after one to warm up."""
     ask = _typical(base, data, settings, root_key(0).fold("probe"), max(1, plan.padding_rank))
     times: list[float] = []
@@ -115,7 +115,7 @@ def _time(base: Base, data: TextSet, settings: TrainSettings, plan: Plan) -> flo
     return min(times[1:])
 
 
-def _typical(base: Base, data: TextSet, settings: TrainSettings, key: Key, rank: int) -> Ask:
+def _typical(base: Base, data: DataSet, settings: TrainSettings, key: Key, rank: int) -> Ask:
     """One step on the examples of about median length."""
     order = np.argsort(np.asarray(data.lengths), kind="stable")
     size = min(settings.batch_size, len(order))
@@ -133,7 +133,7 @@ def _typical(base: Base, data: TextSet, settings: TrainSettings, key: Key, rank:
     return Ask("probe", request, "base", base.head, data.select(order[first : first + size]), key)
 
 
-def _stack_size(base: Base, data: TextSet, settings: TrainSettings, device: str) -> int:
+def _stack_size(base: Base, data: DataSet, settings: TrainSettings, device: str) -> int:
     """As many clients as keep b * L * d within what one step profits from: measured on a CPU, assumed on a GPU."""
     tokens = min(settings.batch_size, len(data)) * float(np.median(np.asarray(data.lengths)))
     width = min(layer.d_in for layer in base.layers.values())

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from coterie.data.batches import Batch
-from coterie.data.text import TextSet
 from coterie.errors import DataError, ModelError
 from coterie.models.loading import Base
 from coterie.protocol import Fit, LowRank, Model, matching
 from coterie.training.asks import Ask, Head, TrainSettings
 from coterie.training.evaluation import check_model, on_base, training_batches
+from coterie.training.objectives import TrainSet, trainable
 
 HEAD = "head."
 """What the names of head parameters begin with, beside those of the model, in masks and learning-rate patterns."""
@@ -30,7 +30,7 @@ class Trainee:
     head: Head
     trained: frozenset[str]
     rate_scale: dict[str, float]
-    data: TextSet
+    data: TrainSet
     batches: list[Batch]
     generator: torch.Generator
 
@@ -55,13 +55,15 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
     """Check one Fit and draw its batches.
 
     Raises:
-        DataError: no examples.
-        ModelError: a term that does not fit its layer, a pattern that matches nothing, or nothing to train at all.
+        DataError: no examples, or choices.
+        ModelError: data of another kind than the base is for, a term that does not fit its layer, a pattern that
+            matches nothing, or nothing to train at all.
     """
     request = ask.request
     assert isinstance(request, Fit)
     if ask.data is None or len(ask.data) == 0:
         raise DataError(f"client {ask.party}: there are no examples in {request.data!r} to train on")
+    data = trainable(base, ask.data, f"client {ask.party}")
     check_model(base, request.initial, f"client {ask.party}")
     names = list(request.initial.parameters)
     head = {HEAD + name: value for name, value in (ask.head or base.head).items()}
@@ -81,8 +83,8 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
         head=on_base(base, head),
         trained=frozenset(trained),
         rate_scale=rate_scale,
-        data=ask.data,
-        batches=training_batches(ask.data, settings, ask.key, request.steps, request.epochs),
+        data=data,
+        batches=training_batches(data, settings, ask.key, request.steps, request.epochs),
         generator=ask.key.fold("dropout").generator(),
     )
 

@@ -1,0 +1,99 @@
+"""The task's loss, by kind of data: the class of a text, or the next token of an answer. The one place of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from coterie.data.sequences import IGNORED, ChoiceSet, DataSet, SequenceSet
+from coterie.data.text import TextSet
+from coterie.errors import DataError, ModelError
+from coterie.models.loading import Base, inputs_of
+
+TrainSet = TextSet | SequenceSet
+"""What a model can be trained on."""
+
+
+def check_kind(base: Base, data: DataSet, who: str) -> None:
+    """Raises ModelError where texts with classes meet a language model, or sequences a classifier."""
+    if base.is_language == isinstance(data, TextSet):
+        held = "texts with classes" if isinstance(data, TextSet) else "sequences"
+        wanted = "a language model, which has no classes" if base.is_language else "a classifier"
+        raise ModelError(f"{who}: {held} do not suit {wanted}; load the base for the kind of task")
+
+
+def trainable(base: Base, data: DataSet, who: str) -> TrainSet:
+    """The data, of a kind that this base can be trained on.
+
+    Raises:
+        DataError: options to choose between, which have no loss of their own.
+        ModelError: see `check_kind`.
+    """
+    check_kind(base, data, who)
+    if isinstance(data, ChoiceSet):
+        raise DataError(f"{who}: a set of choices can be scored, not trained on; give its answers()")
+    return data
+
+
+def logits_of(base: Base, batch: Mapping[str, Tensor]) -> Tensor:
+    """The network's logits, in float32 at least: (n, classes), or of a language model (m, V) at the kept places."""
+    logits: Tensor = base.network(**inputs_of(base, batch)).logits
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What a model says where there is a label: m examples with a class, or m tokens of answers.
+
+    logits (m, C), over classes or the vocabulary; targets (m,) int64; places (m,) int64, where in the batch's labels,
+    seen as one row, the prediction is made: at the example, or at the token before.
+    """
+
+    logits: Tensor
+    targets: Tensor
+    places: Tensor
+
+
+def labelled(base: Base, batch: Mapping[str, Tensor], clients: int = 1) -> Labelled:
+    """Logits where there are labels, of a batch of `clients` clients with equally many examples each.
+
+    A language model computes no others: its output layer is the largest of all.
+    """
+    labels = batch["labels"].to(base.device)
+    if not base.is_language:
+        return Labelled(logits_of(base, batch), labels, torch.arange(len(labels), device=labels.device))
+    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).reshape(clients, -1)
+    kept = [row.ne(IGNORED).nonzero().squeeze(1) for row in following]
+    with base.slots.keeping(kept):
+        logits = logits_of(base, batch)
+    places = torch.cat([places + client * following.shape[1] for client, places in enumerate(kept)])
+    return Labelled(logits, following.reshape(-1)[places], places)
+
+
+def label_losses(found: Labelled) -> Tensor:
+    """Cross-entropy of each label, (m,)."""
+    return F.cross_entropy(found.logits, found.targets, reduction="none")
+
+
+def by_row(values: Tensor, found: Labelled, labels: Tensor) -> Tensor:
+    """Values of labels (m,) summed for each example, (n,); in one order, whatever else is in the batch."""
+    if labels.dim() == 1:
+        return values
+    return values.new_zeros(labels.numel()).index_put((found.places,), values).view(labels.shape).sum(dim=1)
+
+
+def row_losses(base: Base, batch: Mapping[str, Tensor], clients: int = 1) -> Tensor:
+    """Each example's loss (n,), float32 at least: cross-entropy on its class, or summed over its answer's tokens."""
+    found = labelled(base, batch, clients)
+    return by_row(label_losses(found), found, batch["labels"])
+
+
+def label_count(data: TrainSet, indices: ArrayLike) -> int:
+    """How many labels the examples at `indices` have together, by which their summed losses become a mean."""
+    chosen = data.select(indices)
+    return len(chosen) if isinstance(chosen, TextSet) else int(chosen.labelled.sum())
