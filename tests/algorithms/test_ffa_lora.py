@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from algorithms.fixtures import card
 from conformance.harness import LAYERS, cards, play, random_training
 from engines.world import play as play_run
 from engines.world import world
 
+from algorithms.fixtures import card
 from coterie.algorithms import FFALoRA
 from coterie.algorithms.factors import initial_adapter
 from coterie.algorithms.ffa_lora import State

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from coterie.assets import ASSETS, fetch
-from coterie.data.partition import make_partition, manifest, split
-from coterie.data.tasks import LOADERS, Examples, Task, load_task
+from coterie.data.partition import make_partition, manifest, partition_options, split
+from coterie.data.tasks import Examples, Task, find_loader, load_task
 from coterie.data.text import TextSet, tokenise
 from coterie.engines.setting import Fault, Measuring, Setting, Site
 from coterie.errors import ConfigError, nearest
@@ -187,8 +187,10 @@ def _plan(config: Config, base: Base, train: TextSet, settings: TrainSettings, r
 def _task_options(config: Config) -> dict[str, Any]:
     """The loader's own options, by the names that it has for them."""
     task = config.task
-    if task.name not in LOADERS:
-        raise ConfigError(f"task.name: there is no task {task.name!r}{nearest(task.name, LOADERS)}")
+    try:
+        find_loader(task.name)
+    except ConfigError as error:
+        raise ConfigError(f"task.name: {error}") from None
     given: dict[str, Any] = {
         "path": task.path,
         "test_path": task.test_path,
@@ -209,8 +211,9 @@ def _shares(config: Config, task: Task, ids: list[str]) -> tuple[list[dict[str, 
     key = root_key(config.seed).fold("partition")
     section = config.partition
     labels = task.train.labels
-    options = {"beta": section.beta} if section.kind == "dirichlet" else {}
-    parts = make_partition(section.kind, labels, len(ids), key=key, minimum=section.minimum, **options)
+    options: dict[str, Any] = {option: getattr(section, option) for option in partition_options(section.kind)}
+    groups = task.train.groups
+    parts = make_partition(section.kind, labels, len(ids), key=key, minimum=section.minimum, groups=groups, **options)
     if section.test_fraction > 0:
         fractions = {"train": 1 - section.test_fraction, "test": section.test_fraction}
         shares = [
@@ -225,7 +228,7 @@ def _shares(config: Config, task: Task, ids: list[str]) -> tuple[list[dict[str, 
         "test_fraction": section.test_fraction,
         "seed": config.seed,
     }
-    record = manifest(parts, labels, how=how, splits=shares)
+    record = manifest(parts, labels, how=how, splits=shares, groups=groups if section.kind == "natural" else None)
     record["classes"] = list(task.label_names)
     record["data"] = _digest(task)
     record["clients"] = [{**held, "id": name} for name, held in zip(ids, record["clients"], strict=True)]

@@ -69,16 +69,19 @@ class ClientsSection(Section):
 
 
 class Columns(Section):
-    """The columns (JSON keys) of an own file; `pair` is the second text where the task is on pairs."""
+    """The columns (JSON keys) of an own file or hub data set; `pair` is the second text where the task is on pairs,
+    `group` what an example naturally belongs to, such as a hospital."""
 
     text: str = "text"
     pair: str | None = None
     label: str = "label"
+    group: str | None = None
 
 
 class TaskSection(Section):
-    """name: see `coterie.data.LOADERS`. The limits count examples; path, test_path, columns and test_fraction (the
-    share split off where there is no test_path) belong to the task `file`."""
+    """name: see `coterie.data.LOADERS`, or hub:owner/name. The limits count examples; path is a benchmark's folder, or
+    the file of the task `file`, to which test_path, columns and test_fraction (the share split off where there is no
+    test_path) belong; hub data sets take columns and test_fraction too."""
 
     name: str
     train_limit: Positive | None = None
@@ -90,10 +93,14 @@ class TaskSection(Section):
 
 
 class PartitionSection(Section):
-    """How the task's training examples are shared out; of each client's share, test_fraction is its own test."""
+    """How the task's training examples are shared out; of each client's share, test_fraction is its own test.
+
+    kind: see `coterie.data.PARTITIONERS`; beta belongs to dirichlet and quantity, shards (of one label, for each
+    client) to shards."""
 
     kind: str = "dirichlet"
     beta: Annotated[float, Field(gt=0)] = 0.5
+    shards: Positive = 2
     minimum: Positive = 20
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
 
@@ -116,6 +123,8 @@ class TrainSection(Section):
     clip: Annotated[float, Field(gt=0)] | None = 1.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     buckets: bool = True
+    checkpointing: bool = False
+    accumulation: Positive = 1
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
