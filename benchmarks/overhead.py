@@ -89,7 +89,7 @@ def ours(clients_per_step: int) -> tuple[Callable[[], Weights], InProcess]:
         found = {
             f"{layer}.{part}": getattr(term, part) for layer, term in last.progress.state.lora.items() for part in "BA"
         }
-        return found | last.progress.heads["all"]
+        return found | last.progress.heads["base/all"]
 
     return play, engine
 
@@ -107,7 +107,7 @@ def peft_loop(engine: InProcess) -> Callable[[], Weights]:
     start = engine.begin()
 
     def play() -> Weights:
-        current = _state_dict(start.state.lora, start.heads["all"])
+        current = _state_dict(start.state.lora, start.heads["base/all"])
         for number in range(1, ROUNDS + 1):
             cohort = engine._cohort(number, engine.schedule[number - 1])
             collected = []

@@ -106,7 +106,7 @@ def test_truncation_delta_is_the_tail_beyond_the_smallest_reference() -> None:
     members = [Card(name, 4, 1, 1.0, {"w": Layer(8, 6)}, reference_rank=rank) for name, rank in (("a", 1), ("b", 3))]
     outcome = play(FedPALoRA(), members, random_training())
     S = torch.linalg.svdvals(dense(outcome.state.reference["w"]))
-    delta = FedPALoRA().measures(outcome.state, Federation(tuple(members), 1))["truncation_delta"]
+    delta = FedPALoRA().measures(outcome.state, Federation(tuple(members), 1), {})["truncation_delta"]
     assert abs(delta - float(S[1:].square().sum().sqrt())) < 1e-5
 
 

@@ -221,7 +221,7 @@ def test_local_heads_never_travel_and_averaged_ones_do() -> None:
         kinds = {row["kind"] for row in run.ledger.rows()}
         assert ("head" in kinds) == travels
         assert (load_record(store, "c0").head is not None) == (policy == "local")
-        trained = played[-1].progress.heads["all"]
+        trained = played[-1].progress.heads["base/all"]
         same = all(torch.equal(trained[name], value) for name, value in base().head.items())
         assert same == (policy != "averaged")
 

@@ -57,5 +57,5 @@ def test_a_federation_trains_a_language_model_and_scores_options(
     first, last = (one.metrics for one in played)
     assert not last["failed"] and set(last["personal"]["clients"]["accuracy"]) == {"c0", "c1", "c2"}
     assert last["train"]["loss"] < first["train"]["loss"]
-    assert last["objective"] < first["objective"] and last["global"]["pooled"]["examples"] == 10
+    assert last["objective"]["task"] < first["objective"]["task"] and last["global"]["pooled"]["examples"] == 10
     assert ("head" in last["bytes"]) == (head is not None and policy == "averaged")

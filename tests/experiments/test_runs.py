@@ -94,7 +94,7 @@ def test_adapters_are_the_state_of_the_last_checkpoint(raw: dict[str, Any], tmp_
     assert held.head is not None
     for layer, term in progress.state.reference.items():
         assert held.adapter[layer].product().equal(term.product())
-    for name, value in progress.heads["all"].items():
+    for name, value in progress.heads["base/all"].items():
         assert held.head[name].equal(value)
     assert load_peft(result.folder / "adapters" / "client-00").adapter[layer].rank == 2
 

@@ -11,10 +11,10 @@ process, on a stack of clients at once, and over a network.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, ClassVar
 
-from coterie.protocol import Card, Client, Federation, Layer, Model, Phase, Server, Traits, Upload, Uploads
+from coterie.protocol import Card, Client, Federation, Layer, Model, Phase, Seen, Server, Traits, Upload, Uploads
 
 Program = Generator[Any, Any, Any]
 """A generator of requests (or lists of requests); what it returns is the program's result."""
@@ -75,6 +75,9 @@ class Algorithm(ABC):
         """Clients of one group share an averaged head; one group for all unless a method clusters its clients."""
         return "all"
 
-    def measures(self, state: Any, federation: Federation) -> dict[str, float]:
-        """Figures of the new state worth a curve, by name."""
+    def measures(self, state: Any, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
+        """Figures of the new state worth a curve, by name; `seen` is what simulation knows of those who answered.
+
+        A figure named `regulariser` is added to the clients' mean task loss as the joint objective.
+        """
         return {}

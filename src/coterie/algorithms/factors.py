@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, ModelError
 from coterie.maths import lowrank
 from coterie.maths.keys import Key
 from coterie.protocol import Adapter, Card, Federation, Layer, LowRank, Uploads, weighted_sum
@@ -39,16 +39,41 @@ def cut_for(adapter: Adapter, card: Card, rank: int | None = None) -> Adapter:
     return {name: adapter[name].truncated(width).rescaled(card.scale) for name in card.layers}
 
 
+def by_layer(uploads: Uploads) -> list[tuple[str, list[tuple[float, LowRank]]]]:
+    """Every layer that any client uploaded, with weights renormalised over the clients that have it, in id order."""
+    held: dict[str, list[tuple[float, LowRank]]] = {}
+    for _, adapter, weight in uploads.items():
+        for name, term in adapter.items():
+            held.setdefault(name, []).append((weight, term))
+    totals = {name: sum(weight for weight, _ in terms) for name, terms in held.items()}
+    return [
+        (name, terms if len(terms) == len(uploads) else [(weight / totals[name], term) for weight, term in terms])
+        for name, terms in held.items()
+        if totals[name] > 0
+    ]
+
+
+def check_adapter(payload: Any, card: Card) -> None:
+    """Raises ModelError unless the upload is one low-rank term for each of the client's layers, in its own scale."""
+    if not isinstance(payload, Mapping) or set(payload) != set(card.layers):
+        found = f"{len(payload)} entries" if isinstance(payload, Mapping) else type(payload).__name__
+        raise ModelError(f"client {card.id}: one term for each of {len(card.layers)} layers expected, not {found}")
+    for name, term in payload.items():
+        if not isinstance(term, LowRank):
+            raise ModelError(f"client {card.id}, layer {name}: low-rank factors expected, not {type(term).__name__}")
+        if term.scale != card.scale:
+            raise ModelError(f"client {card.id}, layer {name}: scale {term.scale} where the client's is {card.scale:g}")
+
+
 def average_factors(uploads: Uploads, rank: int) -> Adapter:
     """Factor by factor: Bbar = sum p_i B_i, Abar = sum p_i A_i, shorter ones zero-padded to `rank`.
 
     Where scales differ the averaged B_i are first rewritten in the first client's scale, so that s_i B_i counts.
     """
-    entries = [(weight, payload) for _, payload, weight in uploads.items()]
     made: Adapter = {}
-    for name in entries[0][1]:
-        scale = entries[0][1][name].scale
-        terms = [(weight, adapter[name].rescaled(scale).padded(rank)) for weight, adapter in entries]
+    for name, held in by_layer(uploads):
+        scale = float(held[0][1].scale)
+        terms = [(weight, term.rescaled(scale).padded(rank)) for weight, term in held]
         made[name] = LowRank(
             weighted_sum([(weight, term.B) for weight, term in terms]),
             weighted_sum([(weight, term.A) for weight, term in terms]),
@@ -63,6 +88,7 @@ def best_rank(
     *,
     scaled: bool = True,
     method: Literal["auto", "exact", "randomised"] = "auto",
+    oversample: int = 2,
     key: Key | None = None,
 ) -> Adapter:
     """The best rank-`rank` approximation of sum p_i s_i B_i A_i, layer by layer, never formed densely.
@@ -71,15 +97,14 @@ def best_rank(
     scale is 1. With scaled=False the products are taken without their scales, which must then be equal, and the
     result keeps that scale. `key` draws the test matrices of the randomised route.
     """
-    entries = [(weight, payload) for _, payload, weight in uploads.items()]
     made: Adapter = {}
-    for name in entries[0][1]:
-        terms = [(weight, adapter[name]) for weight, adapter in entries]
+    for name, terms in by_layer(uploads):
         best = lowrank.best_rank(
             [(term.left, term.A) for _, term in terms],
             [weight * (float(term.scale) if scaled else 1.0) for weight, term in terms],
             rank,
             method=method,
+            oversample=oversample,
             key=None if key is None else key.fold(name),
         )
         made[name] = LowRank(best.B, best.A, 1.0 if scaled else terms[0][1].scale)
@@ -88,10 +113,8 @@ def best_rank(
 
 def stack_weighted(uploads: Uploads) -> Adapter:
     """All factors side by side, the weight p_i s_i on one factor only: the product is sum p_i s_i B_i A_i exactly."""
-    entries = [(weight, payload) for _, payload, weight in uploads.items()]
     made: Adapter = {}
-    for name in entries[0][1]:
-        terms = [(weight, adapter[name]) for weight, adapter in entries]
+    for name, terms in by_layer(uploads):
         B = torch.cat([term.left for _, term in terms], dim=-1)
         A = torch.cat([weight * float(term.scale) * term.A for weight, term in terms], dim=-2)
         made[name] = LowRank(B, A, 1.0)

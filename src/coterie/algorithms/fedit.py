@@ -3,7 +3,8 @@
 Federated instruction tuning (FedAvg over LoRA factors), arXiv 2305.05644; the averaging of its released code.
 Up: B_i, A_i, r_i (m + n) scalars a layer. Down: the averaged factors, r_i (m + n).
 Deviation: the paper has one rank for all. Unequal ranks are met by zero-padding to the largest and sending each
-client its first r_i columns and rows; with equal ranks this is the paper's rule.
+client its first r_i columns and rows; with equal ranks this is the paper's rule. Where scales differ, s_i B_i is
+averaged in place of B_i and the receiver's scale divided out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import average_factors, cut_for, initial_adapter
+from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_adapter
 from coterie.protocol import (
     Adapter,
     Card,
@@ -66,6 +67,9 @@ class FedIT(Algorithm):
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = max(term.rank for term in state.lora.values())
         return replace(state, lora=state.lora | average_factors(uploads, rank))  # Bbar = sum p_i B_i, Abar likewise
+
+    def check(self, payload: Any, card: Card) -> None:
+        check_adapter(payload, card)
 
     def site_model(self, client: Client, download: Adapter) -> Model:
         return Model(lora=download)

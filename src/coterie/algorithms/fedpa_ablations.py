@@ -2,7 +2,9 @@
 
 FedPA-LoRA, arXiv 2608.15381, section 5.4.4 and Appendix C.2 (Eq. 17). The server is FedPA-LoRA's throughout.
 Up: B_i, A_i, r_i (m + n) scalars a layer. Down: the reference, R_i (m + n).
-Deviations: none. Both compare factor with factor, so they need R_i = r_i.
+Deviations: factors are compared with factors, and taken over, only where R_i = r_i, as in the paper's table. Taken
+over, a reference of lower rank has its missing rows of A completed orthonormally: left at zero, these directions
+could never learn again.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from coterie.algorithms.base import Program
+from coterie.algorithms.factors import completed
 from coterie.algorithms.fedpa_lora import Download, FedPALoRA, State
 from coterie.errors import ConfigError
 from coterie.protocol import Adapter, Client, FactorDistance, Federation, Fit, Model, Penalty, Server, Upload
@@ -43,7 +46,8 @@ class FedPAOverwritten(FedPALoRA):
         return super().start(federation, server)
 
     def local(self, client: Client, download: Download) -> Program:
-        fitted = yield Fit(Model(lora=download.reference), penalties=[self.alignment(download.reference)])
+        start = completed(download.reference, client.key("completion"))
+        fitted = yield Fit(Model(lora=start), penalties=[self.alignment(download.reference)])
         return Upload(fitted.model["lora"])
 
 
@@ -52,6 +56,6 @@ def require_own_reference_ranks(federation: Federation, method: str) -> None:
     for card in federation.cards:
         if card.down_rank != card.rank:
             raise ConfigError(
-                f"{method} compares factors of equal rank, but client {card.id} trains rank {card.rank} and downloads "
-                f"rank {card.down_rank}; leave clients.reference_ranks out"
+                f"{method} needs references of the client's own rank, but client {card.id} trains rank {card.rank} and "
+                f"downloads rank {card.down_rank}; leave clients.reference_ranks out"
             )

@@ -3,23 +3,28 @@
 FedPA-LoRA, arXiv 2608.15381, implements Algorithm 1. Ranks r_i (trained, uploaded) and R_i (downloaded) may differ.
 Up: B_i, A_i, r_i (m + n) scalars a layer. Down: the reference, R_i (m + n); once, the seed of the initial factors.
 The product is regularised unscaled and layers are summed (P2, P3), so one common scale is required.
-Deviations: none in exact reconstruction. Missing directions of the reference are zero (P6); a client that is not
-sampled keeps its factors and later receives the then current reference (P7, Appendix E).
+Deviations: weights are uniform as in the paper unless the experiment sets others (P1). The head follows the
+experiment's policy, for all methods alike; on GLUE the paper's clients keep their own (federation.head=local).
+Missing directions of the reference are zero (P6); a client that is not sampled keeps its factors and later receives
+the then current reference (P7, Appendix E). A site is evaluated with its rank-R_i reference (P9).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
 from coterie.algorithms.factors import (
     best_rank,
+    check_adapter,
     cut_for,
     initial_adapter,
     initial_factors,
     require_common_scale,
 )
+from coterie.maths.gram import distance
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
@@ -32,6 +37,7 @@ from coterie.protocol import (
     Once,
     Penalty,
     ProductDistance,
+    Seen,
     Server,
     Traits,
     Upload,
@@ -42,7 +48,7 @@ from coterie.protocol import (
 
 @message
 class State:
-    """The global reference (B_g, A_g) at rank R_g, and the seed of the initial pair."""
+    """The global reference (B_g, A_g), of rank max(r_g, R_g) at the start and R_g later; the initial pair's seed."""
 
     reference: Adapter
     init_key: Key
@@ -61,11 +67,13 @@ class Download:
 class FedPALoRA(Algorithm):
     """Local factor preservation and product alignment.
 
-    lam: the regularisation weight lambda of Eq. 3. reconstruction: how lines 16-19 are computed (Remark 2).
+    lam: the regularisation weight lambda of Eq. 3. reconstruction: how lines 16-19 are computed; the randomised way
+    (Remark 2) draws `oversample` columns more than R_g.
     """
 
     lam: float = 1.0
     reconstruction: Literal["auto", "exact", "randomised"] = "exact"
+    oversample: int = 2
 
     traits = Traits(
         title="FedPA-LoRA",
@@ -107,7 +115,12 @@ class FedPALoRA(Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         best = best_rank(  # lines 16-19, Eqs. 4-6
-            uploads, state.rank, scaled=False, method=self.reconstruction, key=server.key("sketch")
+            uploads,
+            state.rank,
+            scaled=False,
+            method=self.reconstruction,
+            oversample=self.oversample,
+            key=server.key("sketch"),
         )
         return replace(state, reference=state.reference | best)
 
@@ -117,13 +130,27 @@ class FedPALoRA(Algorithm):
     def global_model(self, state: State) -> Model:
         return Model(lora=state.reference)
 
-    def measures(self, state: State, federation: Federation) -> dict[str, float]:
-        smallest = min(card.down_rank for card in federation.cards)  # Eqs. 86-87; columns of B_g are u_k sigma_k
-        tail = sum(float(term.B[:, smallest:].double().square().sum()) for term in state.reference.values())
-        return {"truncation_delta": tail**0.5}
+    def check(self, payload: Any, card: Card) -> None:
+        check_adapter(payload, card)
+
+    def measures(self, state: State, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
+        return joint_terms(state.reference, federation, seen, self.lam)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
         return card.rank * (layer.d_out + layer.d_in) * BYTES
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return card.down_rank * (layer.d_out + layer.d_in) * BYTES
+
+
+def joint_terms(reference: Adapter, federation: Federation, seen: Mapping[str, Seen], lam: float) -> dict[str, float]:
+    """delta of Eqs. 86-87, and the mean of lambda / 2 ||X_i - X_g||_F^2 that Eq. 20 adds to the task losses."""
+    smallest = min(card.down_rank for card in federation.cards)  # columns of B_g are u_k sigma_k
+    tail = sum(float(term.B[:, smallest:].double().square().sum()) for term in reference.values())
+    apart = sum(
+        one.weight * float(distance(own.left, own.A, reference[name].left, reference[name].A)) ** 2
+        for one in seen.values()
+        if one.model is not None
+        for name, own in one.model["lora"].items()
+    )
+    return {"truncation_delta": tail**0.5, "regulariser": lam / 2 * apart}

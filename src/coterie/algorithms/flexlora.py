@@ -10,9 +10,10 @@ to signs); where D has a lower rank than a client, rows of A are completed ortho
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import best_rank, completed, cut_for, initial_adapter
+from coterie.algorithms.factors import best_rank, check_adapter, completed, cut_for, initial_adapter
 from coterie.protocol import (
     Adapter,
     Card,
@@ -31,7 +32,7 @@ from coterie.protocol import (
 
 @message
 class State:
-    """The truncated average product, at the federation's largest rank: B carries the singular values, scale 1."""
+    """The truncated average product, at the federation's largest rank; after a round B carries the singular values."""
 
     lora: Adapter
 
@@ -66,8 +67,11 @@ class FlexLoRA(Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = max(term.rank for term in state.lora.values())
-        best = best_rank(uploads, rank, key=server.key("sketch"))
+        best = best_rank(uploads, rank, method="exact")
         return replace(state, lora=state.lora | completed(best, server.key("completion")))
+
+    def check(self, payload: Any, card: Card) -> None:
+        check_adapter(payload, card)
 
     def site_model(self, client: Client, download: Adapter) -> Model:
         return Model(lora=download)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coterie.data.text import TextSet
-from coterie.errors import CoterieError, RunError, nearest
+from coterie.errors import RunError, nearest
 from coterie.maths.keys import Key
-from coterie.protocol import Calibrate, Evaluate, Fit, Fitted, Gradient, Model, Predict, Request, Weights
+from coterie.protocol import Calibrate, Evaluate, Fit, Fitted, Gradient, Model, Predict, Request, Weights, copied
 from coterie.training.asks import Ask, Done, Head
 from coterie.training.executor import Executor
 
@@ -22,7 +22,10 @@ REQUESTS = (Fit, Evaluate, Predict, Gradient, Calibrate, Weights)
 
 @dataclass
 class Party:
-    """A client or the server while its program runs: what its requests resolve to, and what has happened so far."""
+    """A client or the server while its program runs: what its requests resolve to, and what has happened so far.
+
+    Models are kept as copies: what the program does with its own afterwards is no business of measurements.
+    """
 
     name: str
     spec: str
@@ -30,6 +33,8 @@ class Party:
     head: Head | None
     key: Key
     trains_head: bool
+    is_server: bool = False
+    head_trained: bool = False
     first_initial: Model | None = None
     fits: list[tuple[Fit, Fitted]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -39,7 +44,7 @@ class Party:
         if not isinstance(request, REQUESTS):
             raise RunError(f"{self.name}: a program may yield requests or lists of them, not {type(request).__name__}")
         if isinstance(request, Weights):
-            if self.name != "server":
+            if not self.is_server:
                 raise RunError(f"{self.name}: only the server may ask for base weights")
             return Ask(self.name, request, request.spec or self.spec, self.head, None, self._key(request))
         if request.data not in self.data:
@@ -47,7 +52,7 @@ class Party:
         key = self._key(request)
         if isinstance(request, Fit):
             if self.first_initial is None:
-                self.first_initial = request.initial
+                self.first_initial = copied(request.initial)
             if not self.trains_head or self.head is None:
                 request = replace(request, head=False)
         model = request.initial if isinstance(request, Fit) else request.model
@@ -57,9 +62,9 @@ class Party:
         """Books an answer and returns what the program is to see."""
         if isinstance(request, Fit):
             assert isinstance(done.answer, Fitted)
-            self.fits.append((request, done.answer))
+            self.fits.append((request, replace(done.answer, model=copied(done.answer.model))))
             if request.head and self.trains_head:
-                self.head = done.head
+                self.head, self.head_trained = done.head, True
         return done.answer
 
     def _key(self, request: Request) -> Key:
@@ -93,38 +98,48 @@ def drive(programs: Mapping[str, Any], parties: Mapping[str, Party], executor: E
             advance(name, programs[name], None)
         else:
             results[name] = programs[name]
-    while waiting:
-        current, waiting = dict(waiting), {}
-        asks: list[Ask] = []
-        spans: dict[str, slice | Exception] = {}
-        for name in sorted(current):
-            wanted = current[name][1]
-            try:
-                listed = [parties[name].ask(one) for one in (wanted if isinstance(wanted, list) else [wanted])]
-            except CoterieError as error:
-                spans[name] = error
-            else:
-                spans[name] = slice(len(asks), len(asks) + len(listed))
-                asks += listed
-        answers = executor.answer(asks) if asks else []
-        for name in sorted(current):
-            program, wanted = current[name]
-            span = spans[name]
-            if isinstance(span, Exception):
-                advance(name, program, span)
-                continue
-            answered = answers[span]
-            broken = next((one for one in answered if isinstance(one, Exception)), None)
-            if broken is not None:
-                advance(name, program, broken)
-                continue
-            received = [
-                parties[name].receive(ask.request, done)
-                for ask, done in zip(asks[span], answered, strict=True)
-                if isinstance(done, Done)
-            ]
-            advance(name, program, received if isinstance(wanted, list) else received[0])
+    try:
+        while waiting:
+            current, waiting = dict(waiting), {}
+            asks: list[Ask] = []
+            spans: dict[str, slice | Exception] = {}
+            for name in sorted(current):
+                wanted = current[name][1]
+                try:
+                    listed = _asked(parties[name], wanted)
+                except Exception as error:  # a request that cannot even be read is its own client's failure
+                    spans[name] = error
+                else:
+                    spans[name] = slice(len(asks), len(asks) + len(listed))
+                    asks += listed
+            answers = executor.answer(asks) if asks else []
+            for name in sorted(current):
+                program, wanted = current[name]
+                span = spans[name]
+                if isinstance(span, Exception):
+                    advance(name, program, span)
+                    continue
+                answered = answers[span]
+                received = [
+                    parties[name].receive(ask.request, done)
+                    for ask, done in zip(asks[span], answered, strict=True)
+                    if isinstance(done, Done)
+                ]
+                broken = next((one for one in answered if isinstance(one, Exception)), None)
+                advance(name, program, broken or (received if isinstance(wanted, list) else received[0]))
+    finally:  # whatever breaks off, no program is left suspended
+        for program in programs.values():
+            if isinstance(program, Generator):
+                program.close()
     return results
+
+
+def _asked(party: Party, wanted: Any) -> list[Ask]:
+    """The asks of one yield. Two Fits of a list may not both train the head: one of the two would be lost."""
+    asks = [party.ask(one) for one in (wanted if isinstance(wanted, list) else [wanted])]
+    if sum(isinstance(ask.request, Fit) and ask.request.head for ask in asks) > 1:
+        raise RunError(f"{party.name}: only one Fit of a list may train the head; give the others head=False")
+    return asks
 
 
 def drive_one(program: Any, party: Party, executor: Executor) -> Any:

@@ -12,7 +12,7 @@ from coterie.engines.measures import spread
 from coterie.engines.setting import Setting
 from coterie.engines.sites import Store, load_record, memory_of
 from coterie.engines.traffic import Traffic, joined, separated
-from coterie.errors import RunError
+from coterie.errors import CoterieError, RunError
 from coterie.maths.keys import Key, root_key
 from coterie.protocol import Client, Evaluate, Model, Score, SiteRecord
 from coterie.training.asks import Ask, Done, Head
@@ -40,7 +40,12 @@ def head_of(setting: Setting, state: Any, heads: Mapping[str, Head], name: str, 
     if setting.head == "frozen":
         return initial
     group = setting.algorithm.head_group(state, card)
-    return heads.get(group, heads.get("all", initial))
+    return heads.get(head_name(card.spec, group), heads.get(head_name(card.spec, "all"), initial))
+
+
+def head_name(spec: str, group: str) -> str:
+    """Under what name the engine keeps the head of a group of clients with this base model."""
+    return f"{spec}/{group}"
 
 
 def global_scores(
@@ -55,13 +60,17 @@ def global_scores(
         return None
     found: dict[str, Any] = {}
     names = sorted(view.setting.sites)
-    own = {name: head_of(view.setting, state, heads, name, load_record(view.store, name)) for name in names}
+    kept = view.setting.head == "local"  # else no site's record needs reading, however many there are
+    own = {
+        name: head_of(view.setting, state, heads, name, load_record(view.store, name) if kept else SiteRecord())
+        for name in (names if clients or kept else ())
+    }
     pooled = view.setting.pooled_test
     if pooled is not None:
         if view.setting.head == "local":
             found["pooled"] = _mean(_scores(view, {name: (model, own[name], pooled) for name in names}, limit))
         else:
-            head = heads.get("all")
+            head = heads.get(head_name(view.setting.server_spec, "all"))
             found["pooled"] = _plain(_scores(view, {"server": (model, head, pooled)}, limit)["server"])
     if clients:
         shares = {name: (model, own[name], view.setting.sites[name].data["test"]) for name in _with_test(view)}
@@ -75,25 +84,33 @@ def personal_scores(
     """Each site's own model on its own test share, and on the pooled test when asked for.
 
     `downloads` are those of this round; a site without one is sent what the state holds for it now, booked as
-    evaluation traffic. The pooled figure is the mean over sites, each on the first `pooled_limit` examples.
+    evaluation traffic. The pooled figure is the mean over sites, each on the first `pooled_limit` examples. A site
+    that has no model yet, because its set-up failed, is named under `failed`.
     """
     setting = view.setting
     shares: dict[str, Score] = {}
     whole: dict[str, Score] = {}
-    for name, model, head in site_models(view, state, heads, downloads):
+    failed: dict[str, str] = {}
+    for name, model, head in site_models(view, state, heads, downloads, failed):
         if len(setting.sites[name].data.get("test", ())) > 0:
             shares |= _scores(view, {name: (model, head, setting.sites[name].data["test"])}, None)
         if pooled and setting.pooled_test is not None:
             whole |= _scores(view, {name: (model, head, setting.pooled_test)}, setting.measuring.pooled_limit)
-    return {"clients": _by_client(shares)} | ({"pooled": _mean(whole)} if whole else {})
+    found: dict[str, Any] = {"clients": _by_client(shares)} | ({"pooled": _mean(whole)} if whole else {})
+    return found | ({"failed": failed} if failed else {})
 
 
 def site_models(
-    view: Evaluation, state: Any, heads: Mapping[str, Head], downloads: Mapping[str, Any]
+    view: Evaluation,
+    state: Any,
+    heads: Mapping[str, Head],
+    downloads: Mapping[str, Any],
+    failed: dict[str, str] | None = None,
 ) -> Iterator[tuple[str, Model, Head | None]]:
     """The model and head that each site uses, one site at a time, so that many need not be in memory together.
 
-    See `personal_scores` for `downloads`.
+    See `personal_scores` for `downloads`. A site whose model cannot be made is left out and told in `failed`; without
+    that the error is raised.
     """
     setting = view.setting
     for name in sorted(setting.sites):
@@ -102,7 +119,9 @@ def site_models(
             download = downloads[name]
         else:
             body, parts = separated(setting.algorithm.send(state, card))
-            download = joined(view.traffic.carry(name, "down", "evaluation", body), parts)
+            download = joined(
+                view.traffic.carry(name, "down", "evaluation", body), view.traffic.transferred(parts) if parts else {}
+            )
         client = Client(
             card,
             memory_of(record, read_only=True),
@@ -111,18 +130,22 @@ def site_models(
             view.round,
             view.phase,
         )
-        yield (
-            name,
-            setting.algorithm.site_model(client, download),
-            head_of(setting, state, heads, name, record),
-        )
+        try:
+            model = setting.algorithm.site_model(client, download)
+        except Exception as error:
+            if failed is None:
+                raise
+            failed[name] = said(error)
+            continue
+        yield name, model, head_of(setting, state, heads, name, record)
 
 
-def objective(view: Evaluation, parties: Mapping[str, tuple[Party, float]]) -> float:
-    """The joint objective sum p_i [f_i + penalties_i] at the end of local training (FedPA-LoRA, Eqs. 20 and 81).
+def objective(view: Evaluation, parties: Mapping[str, tuple[Party, float]]) -> dict[str, float]:
+    """The clients' objectives at the end of local training, over those who answered.
 
-    f_i is the task loss on the first `objective_examples` training examples; the penalties are those that the
-    clients trained with.
+    task: sum p_i f_i, f_i the task loss on the first `objective_examples` training examples. local: with the
+    penalties that the clients trained with (FedPA-LoRA, Eq. 81). The joint objective with the new reference (Eq. 20)
+    is task plus the method's own `regulariser`, after aggregation.
     """
     limit = view.setting.measuring.objective_examples
     asked = {
@@ -130,9 +153,15 @@ def objective(view: Evaluation, parties: Mapping[str, tuple[Party, float]]) -> f
         for name, (party, _) in parties.items()
     }
     scores = _scores(view, asked, limit)
-    return sum(
-        weight * (scores[name].loss + party.fits[-1][1].penalty_after) for name, (party, weight) in parties.items()
-    )
+    task = sum(weight * scores[name].loss for name, (_, weight) in parties.items())
+    penalty = sum(weight * party.fits[-1][1].penalty_after for party, weight in parties.values())
+    return {"task": task, "local": task + penalty}
+
+
+def said(error: Exception) -> str:
+    """An error in one line; errors that are not ours keep their type's name."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, CoterieError) else f"{type(error).__name__}: {text}"
 
 
 def _scores(
@@ -140,8 +169,9 @@ def _scores(
 ) -> dict[str, Score]:
     asks = []
     for name, (model, head, data) in asked.items():
-        site = view.setting.sites.get(name) or next(iter(view.setting.sites.values()))
-        asks.append(Ask(name, Evaluate(model, "test", limit), model.spec or site.card.spec, head, data, Key(0)))
+        site = view.setting.sites.get(name)
+        spec = model.spec or (view.setting.server_spec if site is None else site.card.spec)
+        asks.append(Ask(name, Evaluate(model, "test", limit), spec, head, data, Key(0)))
     found = {}
     for name, done in zip(asked, view.executor.answer(asks), strict=True):
         if not isinstance(done, Done) or not isinstance(done.answer, Score):

@@ -10,20 +10,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coterie.engines.arrivals import check_arrival, misshapen, poisoned
-from coterie.engines.driver import Party, drive, drive_one
-from coterie.engines.evaluation import Evaluation, global_scores, head_of, objective, personal_scores
+from coterie.engines.arrivals import check_arrival, check_head, misshapen, poisoned
+from coterie.engines.driver import REQUESTS, Party, drive, drive_one
+from coterie.engines.evaluation import (
+    Evaluation,
+    global_scores,
+    head_name,
+    head_of,
+    objective,
+    personal_scores,
+    said,
+)
 from coterie.engines.measures import aggregation_mismatch, factors_in, initialisation_mismatch
 from coterie.engines.setting import Setting
-from coterie.engines.sites import Store, load_record, memory_of, save_record
+from coterie.engines.sites import Draft, Store, load_record, memory_of
 from coterie.engines.traffic import Traffic
-from coterie.errors import CoterieError, RunError
+from coterie.errors import RunError
 from coterie.maths.keys import Key, root_key
 from coterie.protocol import (
+    Adapter,
     BaseLog,
     Client,
     Memory,
     Phase,
+    Seen,
     Server,
     SiteRecord,
     Upload,
@@ -34,6 +44,7 @@ from coterie.protocol import (
 from coterie.protocol.messages import Uploaded, weighted_sum
 from coterie.training.asks import Head
 from coterie.training.executor import Executor
+from coterie.wire.codec import decode, encode
 from coterie.wire.ledger import Ledger
 
 
@@ -67,6 +78,8 @@ class _Visit:
     download: Any
     payload: Any = None
     error: Exception | None = None
+    kept: bytes = b""
+    diagnostics: Any = None
     late: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -83,32 +96,36 @@ class InProcess:
         self.federation = setting.federation
         self.root = root_key(setting.seed)
         self.cards = {card.id: card for card in self.federation.cards}
+        self.specs = sorted({card.spec for card in self.federation.cards})
         self.schedule = [phase for phase in self.algorithm.phases(setting.rounds) for _ in range(phase.rounds)]
 
     def begin(self) -> Progress:
         """The run before its first round: the algorithm's start program has run."""
+        self._use_base(None)
         heads = {}
-        head = self.setting.initial_head(self.federation.cards[0].spec)
-        if head is not None:
-            heads["all"] = head
+        for spec in self.specs:
+            head = self.setting.initial_head(spec)
+            if head is not None:
+                heads[head_name(spec, "all")] = head
         party = self._server_party(0, heads)
         state = drive_one(self.algorithm.start(self.federation, self._server(0, "start")), party, self.executor)
         return copied(Progress(0, state, self._with_server_head(heads, party), False))
 
     def rounds(self, progress: Progress) -> Iterator[Played]:
         """The rounds that are left; after the last one the finish program has run."""
-        self._use_base(progress.state)
         while not progress.finished:
             played = self.play(progress)
             progress = played.progress
             yield played
 
     def play(self, progress: Progress) -> Played:
-        """The next round; raises RunError when too few clients answer, leaving everything as it was."""
+        """The next round. When it raises (too few clients answered, say), ledger and store are as they were."""
         clock = _Clock()
+        self._use_base(progress.state)
+        draft, ledger = Draft(self.store), Ledger()
         number = progress.round + 1
         phase = self.schedule[progress.round]
-        traffic = Traffic(self.ledger, number, phase.name, self.setting.strict)
+        traffic = Traffic(ledger, number, phase.name, self.setting.strict)
         visits = self._visit(progress, number, phase, traffic)
         outcomes = drive(
             {name: self._program(visit) for name, visit in visits.items() if visit.error is None},
@@ -120,7 +137,7 @@ class InProcess:
         clock.lap("clients")
 
         answered = {name: v for name, v in visits.items() if v.error is None and not v.late}
-        failed = {name: _said(v.error) for name, v in visits.items() if v.error is not None}
+        failed = {name: said(v.error) for name, v in visits.items() if v.error is not None}
         if phase.clients != "none" and len(answered) < self.setting.min_replies:
             told = "; ".join(f"{name}: {reason}" for name, reason in sorted(failed.items()))
             raise RunError(
@@ -138,44 +155,53 @@ class InProcess:
         }
         for name, visit in visits.items():
             if visit.error is None:
-                save_record(self.store, name, visit.record)
+                draft.put(f"records/{name}", visit.kept)
 
         last = number == len(self.schedule)
         measuring = self.setting.measuring
         weights = self._weights(answered)
-        view = Evaluation(self.setting, self.executor, self.store, number, phase.name, traffic)
-        if answered and measuring.objective_examples:
-            metrics["objective"] = objective(
-                view, {name: (v.party, weights[name]) for name, v in answered.items() if v.party.fits}
-            )
+        view = Evaluation(self.setting, self.executor, draft, number, phase.name, traffic)
+        trained = {name: (v.party, weights[name]) for name, v in answered.items() if v.party.fits}
+        if trained and measuring.objective_examples:
+            metrics["objective"] = objective(view, trained)
         clients_due = last or number % measuring.clients_every == 0
         early = self.algorithm.traits.evaluated == "before aggregation"
         clock.lap("measures")
         if clients_due and early:
-            downloads = {name: v.download for name, v in visits.items() if v.error is None}
+            downloads = {name: v.fields["pristine"] for name, v in visits.items() if v.error is None}
             metrics["personal"] = personal_scores(view, progress.state, progress.heads, downloads, pooled=last)
             clock.lap("evaluation")
 
         state, heads = self._aggregate(progress, answered, weights, number, phase)
+        clock.lap("server")
+        metrics.update(self._mismatches(progress, state, answered, weights, visits))
+        seen = {
+            name: Seen(weights[name], v.party.fits[-1][1].model if v.party.fits else None, v.diagnostics)
+            for name, v in answered.items()
+        }
+        metrics["measures"] = self.algorithm.measures(state, self.federation, seen)
+        if "objective" in metrics and "regulariser" in metrics["measures"]:
+            metrics["objective"]["joint"] = metrics["objective"]["task"] + metrics["measures"]["regulariser"]
+        clock.lap("measures")
+
         if last:
             party = self._server_party(number + 1, heads)
             state = drive_one(self.algorithm.finish(state, self._server(number + 1, "finish")), party, self.executor)
             heads = self._with_server_head(heads, party)
-        now = copied(Progress(number, state, heads, last))
+        now = self._transferred(Progress(number, state, heads, last))
         state, heads = now.state, now.heads
-        clock.lap("server")
-
-        metrics.update(self._mismatches(progress, now, answered, weights, visits))
-        metrics["measures"] = self.algorithm.measures(state, self.federation)
         self._use_base(state)
-        clock.lap("measures")
+        clock.lap("server")
         if last or number % measuring.every == 0:
             limit = None if last else measuring.pooled_limit
             metrics["global"] = global_scores(view, state, heads, limit, clients=clients_due)
         if clients_due and not early:
             metrics["personal"] = personal_scores(view, state, heads, {}, pooled=last)
         clock.lap("evaluation")
-        metrics["bytes"] = self.ledger.round_totals(number)
+        metrics["bytes"] = ledger.round_totals(number)
+        draft.settle()
+        for row in ledger.drain():
+            self.ledger.add(**row)
         return Played(now, metrics, clock.seconds)
 
     def _visit(self, progress: Progress, number: int, phase: Phase, traffic: Traffic) -> dict[str, _Visit]:
@@ -187,7 +213,7 @@ class InProcess:
             log = _base_of(progress.state)
             for patch in log.since(record.base_version):
                 traffic.carry(name, "down", "base", patch)
-            head = self._head_for(progress, name, record)
+            head = head_of(self.setting, progress.state, progress.heads, name, record)
             if self.setting.head == "averaged":
                 head = traffic.carry(name, "down", "head", head)
             download, held = traffic.download(name, self.algorithm.send(progress.state, card), record.held)
@@ -204,6 +230,9 @@ class InProcess:
             )
             record = replace(record, base_version=log.version, held=held)
             visits[name] = _Visit(client, party, memory, record, download)
+            visits[name].fields["head"] = head
+            if self.algorithm.traits.evaluated == "before aggregation":
+                visits[name].fields["pristine"] = traffic.transferred(download)
             if self._fault(name, number) == "exception":
                 visits[name].error = RunError("rehearsed fault: the site raised")
         return visits
@@ -237,20 +266,21 @@ class InProcess:
             visit.payload = traffic.carry(name, "up", "message", payload)
             check_arrival(visit.payload, visit.client.card)
             self.algorithm.check(visit.payload, visit.client.card)
-            if self.setting.head == "averaged":
+            if self.setting.head == "averaged" and visit.party.head_trained:
                 visit.party.head = traffic.carry(name, "up", "head", visit.party.head)
-                check_arrival(visit.party.head, visit.client.card)
+                check_head(visit.party.head, visit.fields["head"], visit.client.card)
+            visit.fields["previous"] = factors_in(visit.record.uploaded)
+            visit.record = replace(
+                visit.record,
+                memory=visit.memory.commit(),
+                head=visit.party.head if self.setting.head == "local" else None,
+                uploaded=_left(visit) if self.setting.measuring.mismatch else None,
+            )
+            visit.kept = encode(visit.record)  # what cannot be kept must fail here, as this client's own fault
         except Exception as error:
             visit.error = error
             return
-        previous = factors_in(visit.record.uploaded)
-        visit.fields["previous"] = previous
-        visit.record = replace(
-            visit.record,
-            memory=visit.memory.commit(),
-            head=visit.party.head if self.setting.head == "local" else None,
-            uploaded=factors_in(visit.payload) if self.setting.measuring.mismatch else None,
-        )
+        visit.diagnostics = None if self.setting.strict else outcome.diagnostics
         visit.late = fault == "late"
 
     def _aggregate(
@@ -271,17 +301,23 @@ class InProcess:
         party = self._server_party(number, heads)
         program = self.algorithm.aggregate(progress.state, uploads, self._server(number, phase.name))
         state = drive_one(program, party, self.executor)
+        if state is None or isinstance(state, REQUESTS):
+            raise RunError(f"round {number}: aggregate must return the new state, not {type(state).__name__}")
+        if not _extends(_base_of(state), _base_of(progress.state)):
+            raise RunError(f"round {number}: the base's log may only grow; add patches with state.base.add")
         return state, self._with_server_head(heads, party)
 
     def _averaged_heads(
         self, progress: Progress, answered: dict[str, _Visit], weights: dict[str, float]
     ) -> dict[str, Head]:
+        """The mean of the heads that were trained, for each base model: of every group, and of all together."""
         members: dict[str, list[tuple[float, Head]]] = {}
         for name in sorted(answered):
-            head = answered[name].party.head
-            if head is not None:
+            party = answered[name].party
+            if party.head is not None and party.head_trained:
                 group = self.algorithm.head_group(progress.state, self.cards[name])
-                members.setdefault(group, []).append((weights[name], head))
+                for which in {group, "all"}:
+                    members.setdefault(head_name(party.spec, which), []).append((weights[name], party.head))
         averaged = {}
         for group, heads in members.items():
             total = sum(weight for weight, _ in heads)
@@ -301,7 +337,8 @@ class InProcess:
             else:
                 raw[name] = float(sum(fitted.examples_seen for _, fitted in answered[name].party.fits))
         total = sum(raw.values())
-        return {name: value / total for name, value in raw.items()} if total > 0 else raw
+        # Nothing was processed, or nobody has examples: then nobody counts more than others.
+        return {name: value / total if total > 0 else 1 / len(raw) for name, value in raw.items()}
 
     def _training(self, answered: dict[str, _Visit]) -> dict[str, Any]:
         losses = {
@@ -314,7 +351,7 @@ class InProcess:
     def _mismatches(
         self,
         before: Progress,
-        now: Progress,
+        state: Any,
         answered: dict[str, _Visit],
         weights: dict[str, float],
         visits: dict[str, _Visit],
@@ -322,10 +359,10 @@ class InProcess:
         if not self.setting.measuring.mismatch:
             return {}
         found: dict[str, Any] = {}
-        deployed = self.algorithm.global_model(now.state)
+        deployed = self.algorithm.global_model(state)
         locals_ = [(weights[name], v.party.fits[-1][1].model) for name, v in sorted(answered.items()) if v.party.fits]
         if deployed is not None and locals_:
-            patches = _base_of(now.state).since(_base_of(before.state).version)
+            patches = _base_of(state).since(_base_of(before.state).version)
             found["mismatch"] = aggregation_mismatch(locals_, deployed, patches)
         pairs = []
         for _, visit in sorted(visits.items()):
@@ -333,6 +370,7 @@ class InProcess:
             entering = None if initial is None or "lora" not in initial else factors_in(initial["lora"])
             if previous is not None and entering is not None:
                 pairs.append(initialisation_mismatch(previous, entering))
+        pairs = [pair for pair in pairs if pair]
         if pairs:
             found["init_mismatch"] = {name: sum(pair[name] for pair in pairs) / len(pairs) for name in ("B", "A")}
         return found
@@ -344,9 +382,6 @@ class InProcess:
         if phase.clients == "all" or self.setting.sample is None:
             return names
         return [names[i] for i in self.root.fold("sample", number).choice(len(names), self.setting.sample)]
-
-    def _head_for(self, progress: Progress, name: str, record: SiteRecord) -> Head | None:
-        return head_of(self.setting, progress.state, progress.heads, name, record)
 
     def _fault(self, name: str, number: int) -> str | None:
         return next((f.kind for f in self.setting.faults if f.client == name and f.round == number), None)
@@ -360,19 +395,30 @@ class InProcess:
     def _server_party(self, number: int, heads: dict[str, Head]) -> Party:
         return Party(
             "server",
-            self.federation.cards[0].spec,
+            self.setting.server_spec,
             self.setting.server_data,
-            heads.get("all"),
+            heads.get(head_name(self.setting.server_spec, "all")),
             self.root.fold("request", number, "server"),
             trains_head=self.setting.head == "averaged",
+            is_server=True,
         )
 
     @staticmethod
     def _with_server_head(heads: dict[str, Head], party: Party) -> dict[str, Head]:
-        return heads if party.head is None else heads | {"all": party.head}
+        return heads if party.head is None else heads | {head_name(party.spec, "all"): party.head}
 
     def _use_base(self, state: Any) -> None:
-        self.executor.set_base(_base_of(state), self.federation.cards[0].spec)
+        """Every base model in use at the version of this state."""
+        for spec in self.specs:
+            self.executor.set_base(_base_of(state), spec)
+
+    def _transferred(self, progress: Progress) -> Progress:
+        """The progress as a checkpoint would give it back: through bytes in strict mode, else a copy."""
+        if not self.setting.strict:
+            return copied(progress)
+        through = decode(encode(progress, dense=True))
+        assert isinstance(through, Progress)
+        return through
 
 
 def _base_of(state: Any) -> BaseLog:
@@ -380,10 +426,20 @@ def _base_of(state: Any) -> BaseLog:
     return log if isinstance(log, BaseLog) else BaseLog()
 
 
-def _said(error: Exception | None) -> str:
-    """An error in one line; errors that are not ours keep their type's name."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, CoterieError) else f"{type(error).__name__}: {text}"
+def _extends(new: BaseLog, old: BaseLog) -> bool:
+    """Whether the new log starts with all patches of the old one."""
+    return new.version >= old.version and all(
+        later is earlier or encode(later) == encode(earlier)
+        for later, earlier in zip(new.patches, old.patches, strict=False)
+    )
+
+
+def _left(visit: _Visit) -> Adapter | None:
+    """The factors with which this client left the round: what it uploaded, or trained where it uploads otherwise."""
+    sent = factors_in(visit.payload)
+    if sent is None and visit.party.fits and "lora" in visit.party.fits[-1][1].model:
+        return factors_in(visit.party.fits[-1][1].model["lora"])
+    return sent
 
 
 class _Clock:

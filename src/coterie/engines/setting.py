@@ -8,6 +8,7 @@ from typing import Literal
 
 from coterie.algorithms import Algorithm
 from coterie.data.text import TextSet
+from coterie.errors import ConfigError
 from coterie.protocol import Card, Federation
 from coterie.training.asks import Head
 
@@ -38,7 +39,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Measuring:
-    """What is measured, and when; the last round is always measured in full.
+    """What is measured, and when; the last round is always measured.
 
     every, clients_every: after how many rounds the pooled test, and every client's own test, are evaluated.
     pooled_limit: how many examples of the pooled test are used before the last round, and for every client's own
@@ -58,7 +59,7 @@ class Measuring:
 class Setting:
     """A run: who, what, how long.
 
-    sample: the number of clients in a round (None: all). head: given way to a method that knows but one policy.
+    sample: the number of clients in a round (None: all). head: overridden by a method that knows but one policy.
     """
 
     algorithm: Algorithm
@@ -77,6 +78,8 @@ class Setting:
     strict: bool = False
 
     def __post_init__(self) -> None:
+        if "server" in self.sites:
+            raise ConfigError("no client may be called 'server'; give it another id (clients.ids)")
         only = self.algorithm.traits.head
         if only is not None:
             object.__setattr__(self, "head", only)
@@ -86,6 +89,11 @@ class Setting:
         """The cards in id order."""
         cards = tuple(self.sites[name].card for name in sorted(self.sites))
         return Federation(cards, self.rounds, tuple(sorted(self.server_data)))
+
+    @property
+    def server_spec(self) -> str:
+        """The base model of the server: that of the first client in id order."""
+        return self.federation.cards[0].spec
 
     def initial_head(self, spec: str) -> Head | None:
         """The head that every party with this base model starts from."""

@@ -36,6 +36,29 @@ class Volatile:
         return name in self._blobs
 
 
+class Draft:
+    """What a round under way writes, over a store that it does not touch until the round is played."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._blobs: dict[str, bytes] = {}
+
+    def put(self, name: str, data: bytes) -> None:
+        self._blobs[name] = data
+
+    def get(self, name: str) -> bytes:
+        return self._blobs[name] if name in self._blobs else self._store.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._blobs or name in self._store
+
+    def settle(self) -> None:
+        """Hands everything on to the store."""
+        for name, data in self._blobs.items():
+            self._store.put(name, data)
+        self._blobs.clear()
+
+
 def load_record(store: Store, client: str) -> SiteRecord:
     """What this site has kept; an empty record before its first round."""
     name = f"records/{client}"

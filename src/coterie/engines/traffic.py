@@ -26,17 +26,21 @@ class Traffic:
             return None
         amount = size(content)
         self.ledger.add(self.round, self.phase, client, direction, kind, amount.payload, amount.overhead)
+        return self.transferred(content)
+
+    def transferred(self, content: Any) -> Any:
+        """The same content as the other side's own: through bytes in strict mode, else a copy."""
         return decode(encode(content)) if self.strict else copied(content)
 
     def download(self, client: str, content: Any, held: Iterable[str]) -> tuple[Any, tuple[str, ...]]:
         """What arrives of a download with `Once` parts unwrapped, and the contents the client holds from now on.
 
-        A content the client lacks is booked as set-up.
+        A content the client lacks is booked as set-up; one that it holds is its own copy.
         """
         body, parts = separated(content)
         known = set(held)
         arrived = {
-            name: value if name in known else self.carry(client, "down", "setup", value)
+            name: self.transferred(value) if name in known else self.carry(client, "down", "setup", value)
             for name, value in parts.items()
         }
         return joined(self.carry(client, "down", "message", body), arrived), tuple(sorted(known | set(parts)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from coterie.adapters.peft_folder import save_peft
-from coterie.engines.evaluation import Evaluation, site_models
+from coterie.engines.evaluation import Evaluation, head_name, site_models
 from coterie.engines.in_process import InProcess, Progress
 from coterie.engines.traffic import Traffic
 from coterie.errors import ModelError
@@ -51,7 +51,7 @@ def write_adapters(
 
     deployed = setting.algorithm.global_model(progress.state)
     if deployed is not None:
-        save(GLOBAL, deployed, progress.heads.get("all"))
+        save(GLOBAL, deployed, progress.heads.get(head_name(setting.server_spec, "all")))
     traffic = Traffic(Ledger(), progress.round, "export", setting.strict)
     view = Evaluation(setting, engine.executor, engine.store, progress.round, "export", traffic)
     for name, model, head in site_models(view, progress.state, progress.heads, {}):

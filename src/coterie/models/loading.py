@@ -18,7 +18,7 @@ from coterie.maths.keys import Key, root_key
 from coterie.models.hub import require_reachable
 from coterie.models.patches import Patches
 from coterie.models.targets import Targets, head_layers, in_head, output_layer, select_layers
-from coterie.models.weights import cast, digest, draw, plain_weight
+from coterie.models.weights import PLAIN_DTYPES, cast, digest, draw, plain_weight
 from coterie.protocol import BaseLog, Layer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -284,7 +284,7 @@ def _unquantised(network: nn.Module, heads: Sequence[str]) -> None:
         linear = network.get_submodule(name)
         if plain_weight(linear) is None:
             assert isinstance(linear, nn.Linear)
-            like = next(value for value in network.parameters() if value.is_floating_point())
+            like = next(value for value in network.parameters() if value.dtype in PLAIN_DTYPES)
             fresh = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None)
             parent, _, child = name.rpartition(".")
             setattr(network.get_submodule(parent), child, fresh.to(like.device, like.dtype).requires_grad_(False))

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from coterie.maths.keys import Key
 from coterie.models.targets import in_head, is_conv1d, shape_of
 
-_PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Of weights that are numbers as they stand: 8-bit floats need a scale."""
 
 
 def plain_weight(module: nn.Module) -> Tensor | None:
@@ -21,7 +22,7 @@ def plain_weight(module: nn.Module) -> Tensor | None:
     """
     multiplies = is_conv1d(module) or type(module).forward is nn.Linear.forward
     weight = module._parameters.get("weight")
-    if not multiplies or type(weight) is not nn.Parameter or weight.dtype not in _PLAIN or weight.dim() != 2:
+    if not multiplies or type(weight) is not nn.Parameter or weight.dtype not in PLAIN_DTYPES or weight.dim() != 2:
         return None
     view = weight.mT if is_conv1d(module) else weight
     layer = shape_of(module)

@@ -4,6 +4,7 @@ from coterie.protocol.base_log import BaseLog
 from coterie.protocol.messages import (
     Held,
     Once,
+    Seen,
     Upload,
     Uploads,
     copied,
@@ -67,6 +68,7 @@ __all__ = [
     "ProductDistance",
     "Request",
     "Score",
+    "Seen",
     "Server",
     "SiteRecord",
     "Task",

@@ -15,6 +15,7 @@ from coterie.maths.keys import Key
 
 if TYPE_CHECKING:
     from coterie.protocol.parties import Card
+    from coterie.protocol.terms import Model
 
 T = TypeVar("T")
 _classes: dict[str, type] = {}
@@ -128,10 +129,19 @@ class Held:
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client returns. `diagnostics` never leave the process: they feed measurements in simulation."""
+    """What a client returns. `diagnostics` never leave the process: they reach `measures` in simulation alone."""
 
     payload: Any
     diagnostics: Any = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What simulation knows of a client that answered: its weight, the model its last Fit made, and diagnostics."""
+
+    weight: float
+    model: Model | None
+    diagnostics: Any
 
 
 @dataclass(frozen=True)

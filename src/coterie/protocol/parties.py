@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from coterie.errors import ModelError
 from coterie.maths.keys import Key
 from coterie.protocol.messages import message
 
@@ -93,10 +94,16 @@ class Federation:
 
     @property
     def layers(self) -> dict[str, Layer]:
-        """The adaptable layers of all clients together."""
+        """The adaptable layers of all clients together; raises ModelError where two disagree on a shape."""
         merged: dict[str, Layer] = {}
         for card in self.cards:
-            merged.update(card.layers)
+            for name, layer in card.layers.items():
+                known = merged.setdefault(name, layer)
+                if (known.d_out, known.d_in) != (layer.d_out, layer.d_in):
+                    raise ModelError(
+                        f"layer {name} is {known.d_out} x {known.d_in} for one client and {layer.d_out} x {layer.d_in} "
+                        f"for client {card.id}; one name must mean one shape"
+                    )
         return merged
 
 

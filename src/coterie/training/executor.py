@@ -44,7 +44,10 @@ class Executor:
         groups: dict[Hashable, list[int]] = {}
         for number, ask in enumerate(asks):
             if isinstance(ask.request, Fit):
-                groups.setdefault(stack_signature(ask, ask.request), []).append(number)
+                try:
+                    groups.setdefault(stack_signature(ask, ask.request), []).append(number)
+                except Exception as error:  # a malformed request is its own client's failure
+                    answers[number] = error
             else:
                 answers[number] = self._guarded(ask)
         size = max(1, self.plan.clients_per_step)
