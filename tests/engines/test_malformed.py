@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import torch
 from conformance.harness import best, cards, dense, gap, ideal, play, random_training
-from engines.throwaway import Stacking, TwoStage
-from engines.world import base, sites, text, with_sites, world
-from engines.world import play as play_run
 
 from coterie.algorithms import FedIT, FedPALoRA, FlexLoRA, LocalOnly
 from coterie.engines.in_process import InProcess
@@ -23,6 +20,9 @@ from coterie.training.asks import Plan
 from coterie.training.executor import Executor
 from coterie.wire.codec import encode
 from coterie.wire.ledger import Ledger
+from engines.throwaway import Stacking, TwoStage
+from engines.world import base, sites, text, with_sites, world
+from engines.world import play as play_run
 
 Odd = Callable[[Client, Any], Any]
 

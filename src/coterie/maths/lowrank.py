@@ -148,9 +148,9 @@ def best_rank(
 
     auto: randomised where a key is given, R + `oversample` < min(m, n, r_tot), r_tot > min(m, n) / 3 and
     r_tot >= 128; else exact. Without a key nothing is ever random. On one core the randomised form was 2 to 6
-    times as fast there (m = n from 256 to 4096, R = 8) and, on clients that agree in nothing, the hardest
-    case, its tail 0.5% to 6% above the least one; at m = n = r_tot = 64 it would save 0.5 ms for a tail 16%
-    above.
+    times as fast there (m = n from 256 to 4096, R = 8). Its tail lay 0.5% to 6% above the least one for clients
+    that agree in nothing, and up to twice it for ten of rank 16 that share a rank-16 part at m = n = 384: where the
+    spectrum has a gap at R, take power steps or the exact form.
 
     Source: FedPA-LoRA, Eqs. 4-6, and Remark 2 (randomised; Halko et al. 2011, Theorem 1.1).
 
