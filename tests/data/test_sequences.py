@@ -117,6 +117,11 @@ def test_a_selection_shares_its_storage_and_checks_its_indices() -> None:
         data.batch([1], 2)
 
 
+def test_a_sequence_needs_a_prompt() -> None:
+    with pytest.raises(DataError, match="sequence 1 has no prompt"):
+        SequenceSet(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([1, 0]), torch.arange(2))
+
+
 def options() -> ChoiceSet:
     return tokenise_choices(["why", "the film is"], [[" no", " yes yes", " a"], [" good", " bad"]], [1, 0], PLAIN, 16)
 

@@ -14,7 +14,6 @@ from coterie.engines.in_process import InProcess
 from coterie.engines.setting import Fault, Measuring
 from coterie.engines.sites import Volatile, load_record
 from coterie.errors import RunError
-from coterie.maths.keys import root_key
 from coterie.protocol import Client, Evaluate, Fit, Model, Upload, map_tensors
 from coterie.training.asks import Plan, TrainSettings
 from coterie.wire.codec import decode, encode
@@ -373,7 +372,3 @@ def _products(run: InProcess, state: Any) -> dict[str, torch.Tensor]:
             for layer, product in dense(Model(lora=adapter)).items():
                 found[f"{name}/{part}/{layer}"] = product
     return found
-
-
-def test_keys_do_not_depend_on_the_engine() -> None:
-    assert root_key(7).fold("request", 1, "c0").seed == world(FedIT()).root.fold("request", 1, "c0").seed

@@ -30,6 +30,9 @@ class SequenceSet:
     ids: (tokens,) int32, all sequences of the store one after another; offsets: (stored + 1,) int64, sequence i is
     ids[offsets[i]:offsets[i + 1]]; prompts: (stored,) int64, how many of its first tokens are the prompt, at least
     one; rows: (n,) int64, the sequences that this set holds. A selection shares all but `rows`.
+
+    Raises:
+        DataError: a sequence without a prompt, whose first token nothing could predict.
     """
 
     ids: Tensor
@@ -37,6 +40,10 @@ class SequenceSet:
     prompts: Tensor
     rows: Tensor
     pad_id: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.prompts) and int(self.prompts.min()) < 1:
+            raise DataError(f"sequence {int(self.prompts.argmin())} has no prompt; begin it with one token at least")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -250,6 +257,7 @@ def _encode(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[li
             truncation=False,
             padding=False,
             return_attention_mask=False,
+            verbose=False,  # of its warning that a text is long, before it is cut
         )
         found += part["input_ids"]
     return found

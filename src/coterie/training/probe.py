@@ -39,8 +39,8 @@ def choose_plan(
 
     dtype and attention: the fastest of float32 and bfloat16, eager and sdpa, timed on a few training steps of a
     typical batch (two seconds in all for a small encoder, half a minute for a language model of 135 M parameters;
-    nothing is timed where one way remains). bfloat16 is tried only
-    for dtype="auto"; on a CPU with eager attention alone, which is several times faster there than sdpa.
+    nothing is timed where one way remains). bfloat16 is tried only for dtype="auto"; on a CPU with eager attention
+    alone, which is several times faster there than sdpa.
     clients_per_step: by the size of a batch's activations, since stacking pays where a single client's matrices
     are too small to keep the processor busy. rank: the largest of any client, to which factors are padded.
     The base is left as it was.
