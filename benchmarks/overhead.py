@@ -57,9 +57,9 @@ def network() -> BertForSequenceClassification:
     return BertForSequenceClassification(config).eval()
 
 
-def data(client: int) -> TextSet:
-    """64 sequences of 16 random tokens with random labels."""
-    key, count = root_key(SEED).fold("data", client), 64
+def data() -> TextSet:
+    """64 sequences for each client, of 16 random tokens with random labels, in one storage as in any run."""
+    key, count = root_key(SEED).fold("data"), 64 * CLIENTS
     ids = torch.from_numpy((key.fold("ids").bits(count * LENGTH) % 195).astype("int32")) + 5
     labels = torch.from_numpy((key.fold("labels").bits(count) % 2).astype("int64"))
     return TextSet(ids, torch.arange(count + 1) * LENGTH, labels, torch.arange(count), 2)
@@ -68,9 +68,11 @@ def data(client: int) -> TextSet:
 def ours(clients_per_step: int) -> tuple[Callable[[], Weights], InProcess]:
     """A function that plays the federation, and its engine."""
     base = from_network(network(), None, ["query", "value"], root_key(SEED).fold("head"), attention="eager")
-    sites = {
-        f"c{i:02d}": Site(Card(f"c{i:02d}", RANK, 64, SCALE, base.layers), {"train": data(i)}) for i in range(CLIENTS)
-    }
+    text = data()
+    sites = {}
+    for i in range(CLIENTS):
+        card = Card(f"c{i:02d}", RANK, 64, SCALE, base.layers)
+        sites[card.id] = Site(card, {"train": text.select(range(64 * i, 64 * i + 64))})
     setting = Setting(
         algorithm=FedIT(),
         sites=sites,

@@ -125,6 +125,15 @@ def test_randomised_reconstruction_with_room_to_spare_equals_the_exact_one(
     assert gap(made, wanted) < 1e-5
 
 
+def test_randomised_reconstruction_without_oversampling_is_worse_than_the_exact_one() -> None:
+    ranks = {"a": 2, "b": 2}
+    exact = play(FedPALoRA(), cards(ranks), random_training())
+    drawn = play(FedPALoRA(reconstruction="randomised", oversample=0), cards(ranks), random_training())
+    for layer, matrix in ideal(exact, dict.fromkeys(ranks, 1.0)).items():
+        errors = [float((dense(one.state.reference[layer]) - matrix).norm()) for one in (exact, drawn)]
+        assert errors[0] * 1.01 < errors[1] < float(matrix.norm())
+
+
 def test_the_penalty_gradient_is_the_one_written_out_in_the_specification() -> None:
     key = root_key(1)
     B, A = (

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from coterie.data import text as module
-from coterie.data.text import TextSet, tokenise, tokenizer_identity
+from coterie.data.text import TextSet, joint_batch, tokenise, tokenizer_identity
 from coterie.errors import DataError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "mat", "dog"]
@@ -174,3 +174,26 @@ def test_a_tokenizers_identity_is_what_decides_its_ids() -> None:
     same(["cat"], padding="max_length", max_length=3, truncation=True)
     assert tokenizer_identity(one) == tokenizer_identity(same)
     assert tokenizer_identity(one) != tokenizer_identity(make_tokenizer(special=False))
+
+
+def test_a_joint_batch_of_sets_over_one_storage_is_their_batches_joined() -> None:
+    whole = TextSet(
+        torch.arange(30, dtype=torch.int32),
+        torch.tensor([0, 4, 9, 12, 20, 24, 30]),
+        torch.tensor([0, 1, 0, 1, 1, 0]),
+        torch.arange(6),
+        2,
+    )
+    parts = [(whole.select([0, 2, 4]), [2, 0]), (whole.select([1, 3, 5]), [1, 1])]
+    joint = joint_batch(parts, 8)
+    assert joint is not None
+    for name, value in joint.items():
+        assert torch.equal(value, torch.cat([part.batch(indices, 8)[name] for part, indices in parts]))
+
+
+def test_sets_over_several_storages_have_no_joint_batch() -> None:
+    one, other = (
+        TextSet(torch.arange(4, dtype=torch.int32), torch.tensor([0, 4]), torch.tensor([0]), torch.arange(1), 2)
+        for _ in range(2)
+    )
+    assert joint_batch([(one, [0]), (other, [0])], 8) is None

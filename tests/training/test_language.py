@@ -259,10 +259,10 @@ def test_an_option_s_score_is_its_tokens_log_probability(network, tolerance: flo
 
 
 def test_of_equally_likely_options_the_first_is_the_answer() -> None:
-    data = replace(choices(2), stored_labels=torch.tensor([0, 2]))
+    data = replace(choices(2), stored_labels=torch.tensor([0, 1]))
     tied = torch.tensor([[-1.0, -1.0, -torch.inf], [-3.0, -2.0, -2.0]], dtype=torch.float64)
-    assert choice_score(tied, data).accuracy == 0.5
-    assert choice_score(tied, replace(data, stored_labels=torch.tensor([1, 1]))).accuracy == 0.5
+    assert choice_score(tied, data).accuracy == 1.0
+    assert choice_score(tied, replace(data, stored_labels=torch.tensor([1, 2]))).accuracy == 0.0
 
 
 def test_options_are_trained_on_by_their_right_answers() -> None:

@@ -73,7 +73,9 @@ class TextSet:
         Raises:
             DataError: an index outside the set, or an example longer than `pad_to`.
         """
-        rows = self.rows[_positions(indices, len(self))]
+        return self._padded(self.rows[_positions(indices, len(self))], pad_to)
+
+    def _padded(self, rows: Tensor, pad_to: int) -> dict[str, Tensor]:
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         longest = int(lengths.max()) if len(rows) else 0
@@ -91,6 +93,18 @@ class TextSet:
         if self.segments is not None:
             batch["token_type_ids"] = self.segments[places].long() * mask
         return batch
+
+
+def joint_batch(parts: Sequence[tuple[TextSet, ArrayLike | Tensor]], pad_to: int) -> dict[str, Tensor] | None:
+    """The batches of several sets over one storage as one, set after set; None where they lie in several.
+
+    The same as batching each set and joining, in one pass instead of many.
+    """
+    first = parts[0][0]
+    if any(part.ids is not first.ids for part, _ in parts):
+        return None
+    rows = [part.rows[_positions(indices, len(part))] for part, indices in parts]
+    return first._padded(torch.cat(rows), pad_to)
 
 
 def tokenise(

@@ -91,6 +91,9 @@ def personal_scores(
     shares: dict[str, Score] = {}
     whole: dict[str, Score] = {}
     failed: dict[str, str] = {}
+    pooled = pooled and setting.pooled_test is not None
+    if not pooled and not _with_test(view):
+        return {"clients": _by_client({})}
     for name, model, head in site_models(view, state, heads, downloads, failed):
         if len(setting.sites[name].data.get("test", ())) > 0:
             shares |= _scores(view, {name: (model, head, setting.sites[name].data["test"])}, None)

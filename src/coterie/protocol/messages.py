@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _classes: dict[str, type] = {}
+_known_fields: dict[type, tuple[str, ...] | None] = {}
 
 
 @dataclass_transform(frozen_default=True)
@@ -47,16 +48,10 @@ def message_class(name: str) -> type:
 
 def rebuild(cls: type[T], fields: Mapping[str, Any]) -> T:
     """A message from its field values, past a custom __init__ but through __post_init__."""
-    made = cls.__new__(cls)
-    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    known = set(_field_names(cls) or ())
     if set(fields) != known:
         raise WireError(f"{cls.__name__}: fields {sorted(fields)} where {sorted(known)} are expected")
-    for name, value in fields.items():
-        object.__setattr__(made, name, value)
-    post = getattr(made, "__post_init__", None)
-    if post is not None:
-        post()
-    return made
+    return _made(cls, fields)
 
 
 def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -75,11 +70,14 @@ def map_nodes(tree: Any, kind: type[T], function: Callable[[T], Any]) -> Any:
 
 
 def _walk(tree: Any, stop: tuple[type, ...], function: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, stop):
+    kind = type(tree)
+    if stop and isinstance(tree, stop):
         return function(tree)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type | Key):
-        values = {f.name: _walk(getattr(tree, f.name), stop, function) for f in dataclasses.fields(tree)}
-        return rebuild(type(tree), values)
+    if kind is Tensor or kind is Key:  # by far the most frequent leaves
+        return tree if stop else function(tree)
+    names = _field_names(kind)
+    if names is not None:
+        return _made(kind, {name: _walk(getattr(tree, name), stop, function) for name in names})
     if isinstance(tree, Mapping):
         return {key: _walk(value, stop, function) for key, value in tree.items()}
     if isinstance(tree, tuple):
@@ -87,6 +85,25 @@ def _walk(tree: Any, stop: tuple[type, ...], function: Callable[[Any], Any]) -> 
     if isinstance(tree, list):
         return [_walk(value, stop, function) for value in tree]
     return tree if stop else function(tree)
+
+
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """The field names of a dataclass, None for other types; a Key is a leaf."""
+    if kind not in _known_fields:
+        compound = dataclasses.is_dataclass(kind) and not issubclass(kind, Key)
+        _known_fields[kind] = tuple(field.name for field in dataclasses.fields(kind)) if compound else None
+    return _known_fields[kind]
+
+
+def _made(cls: type[T], fields: Mapping[str, Any]) -> T:
+    """An instance with these field values, past a custom __init__ but through __post_init__."""
+    made = cls.__new__(cls)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    post = getattr(made, "__post_init__", None)
+    if post is not None:
+        post()
+    return made
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

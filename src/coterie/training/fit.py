@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.data.text import TextSet, joint_batch
 from coterie.errors import CoterieError, RunError
 from coterie.models.loading import Base
 from coterie.protocol import Fitted, Model, Penalty
@@ -23,7 +24,7 @@ from coterie.protocol.messages import leaves, map_tensors
 from coterie.training.asks import Ask, Done, Head, Plan, TrainSettings
 from coterie.training.evaluation import on_base
 from coterie.training.flat import Flat, arrange, view
-from coterie.training.objectives import label_count, row_losses
+from coterie.training.objectives import TrainSet, label_count, row_losses
 from coterie.training.optimizers import OptimizerState, clip_gradients, gradient_norms, learning_rate, step
 from coterie.training.recompute import recomputed
 from coterie.training.trainee import HEAD, Dropout, Trainee, attempted
@@ -139,6 +140,7 @@ class _Stack:
         """
         chosen = [self.trainees[i] for i in rows]
         batches = [trainee.batches[number] for trainee in chosen]
+        width = batches[0].pad_to
         room = self._room(len(rows))
         index = torch.tensor(rows, device=self.like.device)
         if room is not self.main:
@@ -156,11 +158,8 @@ class _Stack:
         total = torch.zeros_like(counts)
         with self.base.slots.bound(len(rows), room.model, room.head, dropout), keeping:
             for place, parts in enumerate(zip(*(self._parts(batch.indices) for batch in batches), strict=True)):
-                pieces = [
-                    trainee.data.batch(part, batch.pad_to)
-                    for trainee, part, batch in zip(chosen, parts, batches, strict=True)
-                ]
-                losses = row_losses(self.base, _joined(pieces), len(rows)).view(len(rows), -1).sum(dim=1) / counts
+                batch = _batch_of_all([(one.data, part) for one, part in zip(chosen, parts, strict=True)], width)
+                losses = row_losses(self.base, batch, len(rows)).view(len(rows), -1).sum(dim=1) / counts
                 room.flat.add_gradients(losses.sum(), fresh=place == 0)
                 total += losses.detach()
         self.losses[number, index] = total
@@ -267,11 +266,14 @@ class _Stack:
         }
 
 
-def _joined(pieces: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Batches of equal shape one after another."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+def _batch_of_all(parts: Sequence[tuple[TrainSet, np.ndarray]], pad_to: int) -> dict[str, Tensor]:
+    """Several clients' batches of equal shape one after another."""
+    texts = [(data, indices) for data, indices in parts if isinstance(data, TextSet)]
+    joint = joint_batch(texts, pad_to) if len(texts) == len(parts) else None
+    if joint is not None:
+        return joint
+    pieces = [data.batch(indices, pad_to) for data, indices in parts]
+    return pieces[0] if len(pieces) == 1 else {name: torch.cat([one[name] for one in pieces]) for name in pieces[0]}
 
 
 def _stacked_penalties(base: Base, trainees: Sequence[Trainee], rank: int) -> list[Penalty]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import ArrayLike
@@ -95,5 +96,4 @@ def row_losses(base: Base, batch: Mapping[str, Tensor], clients: int = 1) -> Ten
 
 def label_count(data: TrainSet, indices: ArrayLike) -> int:
     """How many labels the examples at `indices` have together, by which their summed losses become a mean."""
-    chosen = data.select(indices)
-    return len(chosen) if isinstance(chosen, TextSet) else int(chosen.labelled.sum())
+    return len(np.asarray(indices)) if isinstance(data, TextSet) else int(data.select(indices).labelled.sum())
