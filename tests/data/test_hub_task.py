@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coterie.data.tasks import Task, load_task
+from coterie.data.tasks import Instructions, Questions, Task, load_task
 from coterie.errors import ConfigError, CoterieError, DataError
 from coterie.maths.keys import root_key
 
@@ -184,3 +184,59 @@ def test_names_that_cannot_be_meant_are_refused(monkeypatch: pytest.MonkeyPatch)
             load(name)
     with pytest.raises(ConfigError, match="names the configuration 'c', and config is 'd'"):
         load("hub:a/b/c", config="d")
+
+
+def asked(count: int, start: int = 0, answers: list[Any] | None = None) -> dict[str, list[Any]]:
+    numbers = range(start, start + count)
+    return {
+        "stem": [f"What is {i}?" for i in numbers],
+        "choices": [{"text": [f"red {i}", f"blue {i}"], "label": ["A", "B"]} for i in numbers],
+        "key": answers or ["AB"[i % 2] for i in numbers],
+        "topic": [i % 3 for i in numbers],
+    }
+
+
+ASKED = {"question": "stem", "answer": "key"}
+
+
+def test_questions_of_the_hub_are_read_and_hidden_answers_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = {"train": asked(6, answers=["A", "B", "", "A", "B", "A"]), "test": asked(2, 20, ["", ""])}
+    use(monkeypatch, {name: Table(columns) for name, columns in splits.items()} | {"validation": Table(asked(3, 40))})
+    task = load_task("hub-choices:owner/name/config", seed_key=KEY, **ASKED, group="topic", score="mean")
+    assert isinstance(task.train, Questions) and task.train.score == "mean" and task.label_names[1] == "answer 2"
+    assert (len(task.train), len(task.test)) == (5, 3) and task.train.labels.tolist() == [0, 1, 0, 1, 0]
+    assert task.train.groups == ("0", "1", "0", "1", "2") and "the test set is the split 'validation'" in task.notes
+    with pytest.raises(DataError, match="the split 'test' has no questions with answers"):
+        load_task("hub-choices:owner/name", seed_key=KEY, test_split="test", **ASKED)
+    with pytest.raises(DataError, match="split 'train': no column 'question'"):
+        load_task("hub-choices:owner/name", seed_key=KEY)
+
+
+def test_questions_without_a_test_split_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {name: values for name, values in asked(10).items() if name != "choices"}
+    several = {"a": [f"one {i}" for i in range(10)], "b": [f"two {i}" for i in range(10)]}
+    use(monkeypatch, {"train": Table(columns | several)})
+    task = load_task("hub-choices:owner/name", seed_key=KEY, **ASKED, choices=["a", "b"])
+    assert (len(task.train), len(task.test)) == (8, 2) and task.train.choices[0][0].startswith("one ")
+    with pytest.raises(DataError, match="test_fraction is 2"):
+        load_task("hub-choices:owner/name", seed_key=KEY, **ASKED, choices=["a", "b"], test_fraction=2)
+
+
+def test_instructions_of_the_hub_are_read_without_empty_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {"ask": [f"Say {i}" for i in range(6)], "answer": ["x", "", "y", "z", "u", "v"], "lang": list("aabbab")}
+    tested = {"ask": ["Say 9"], "answer": ["w"], "lang": ["b"]}
+    use(monkeypatch, {"train": Table(columns), "test": Table(tested)})
+    task = load_task("hub-instructions:owner/name", seed_key=KEY, prompt="ask", group="lang")
+    assert isinstance(task.train, Instructions) and task.train.answers == ("x", "y", "z", "u", "v")
+    assert task.label_names == ("a", "b") and task.test.labels.tolist() == [1]
+    whole = load_task("hub-instructions:owner/name", seed_key=KEY, text="answer")
+    assert isinstance(whole.train, Instructions) and set(whole.train.prompts) == {""}
+    use(monkeypatch, {"train": Table(columns | {"answer": [1] * 6})})
+    with pytest.raises(DataError, match="row 0: no text in a text column"):
+        load_task("hub-instructions:owner/name", seed_key=KEY, prompt="ask")
+
+
+@pytest.mark.parametrize("kind", ["hub-choices", "hub-instructions"])
+def test_language_tasks_of_the_hub_need_a_name(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"write {kind}:owner/name"):
+        load_task(kind, seed_key=KEY)

@@ -12,15 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.data import partition as module
-from coterie.data.partition import (
-    dirichlet,
-    iid,
-    largest_remainder,
-    make_partition,
-    manifest,
-    split,
-    statistics,
-)
+from coterie.data.holdings import manifest, mean_from_pooled, mean_total_variation, statistics
+from coterie.data.partition import dirichlet, iid, largest_remainder, make_partition, split
 from coterie.errors import ConfigError, DataError
 from coterie.maths.keys import root_key
 
@@ -197,12 +190,27 @@ def slow_total_variation(histogram: np.ndarray) -> float:
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=9))
 def test_total_variation_equals_its_slow_twin(rows: list[list[int]]) -> None:
     histogram = np.array(rows)
-    assert module.mean_total_variation(histogram) == pytest.approx(slow_total_variation(histogram), abs=1e-12)
+    assert mean_total_variation(histogram) == pytest.approx(slow_total_variation(histogram), abs=1e-12)
 
 
 def test_total_variation_knows_its_ends() -> None:
-    assert module.mean_total_variation(np.eye(4, dtype=int)) == 1.0
-    assert module.mean_total_variation(np.ones((4, 3), dtype=int)) == 0.0
+    assert mean_total_variation(np.eye(4, dtype=int)) == 1.0
+    assert mean_total_variation(np.ones((4, 3), dtype=int)) == 0.0
+
+
+@quick
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=9))
+def test_distance_from_the_pooled_labels_equals_its_slow_twin(rows: list[list[int]]) -> None:
+    pooled = np.sum(rows, axis=0)
+    held = [np.array(row) for row in rows if sum(row)]
+    apart = [0.5 * sum(abs(x / row.sum() - y / pooled.sum()) for x, y in zip(row, pooled, strict=True)) for row in held]
+    assert mean_from_pooled(np.array(rows)) == pytest.approx(np.mean(apart) if apart else 0.0, abs=1e-12)
+
+
+def test_distance_from_the_pooled_labels_of_stored_counts_is_what_its_definition_gives() -> None:
+    # Shares (1, 0) and (1/3, 2/3), pooled (1/2, 1/2): distances 1/2 and 1/6. A client without examples is left out.
+    assert mean_from_pooled(np.array([[1, 0], [1, 2], [0, 0]])) == pytest.approx(1 / 3)
+    assert mean_from_pooled(np.full((4, 3), 7)) == 0.0
 
 
 def test_the_manifest_says_who_holds_what_and_survives_json() -> None:
@@ -219,6 +227,7 @@ def test_the_manifest_says_who_holds_what_and_survives_json() -> None:
         "classes": [3, 7],
         "histogram": [[1, 2], [2, 1]],
         "mean_total_variation": pytest.approx(1 / 3),
+        "mean_from_pooled": pytest.approx(1 / 6),
     }
     assert manifest(parts, labels, how={})["clients"][0] == {"client": 0, "indices": [0, 2, 4]}
     with pytest.raises(ValueError, match="client 0"):

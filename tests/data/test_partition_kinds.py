@@ -13,19 +13,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from coterie.data import partition as module
+from coterie.data.holdings import manifest, statistics
 from coterie.data.partition import (
     PARTITIONERS,
     Partition,
     dirichlet,
     iid,
     make_partition,
-    manifest,
     natural,
     partition_options,
     quantity,
     shards,
     split,
-    statistics,
 )
 from coterie.errors import ConfigError, DataError
 from coterie.maths.keys import root_key

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.data.partition import dirichlet, manifest
+from coterie.data.holdings import manifest
+from coterie.data.partition import dirichlet
 from coterie.data.pictures import COLOURS, MOST_CLIENTS, partition_svg
 from coterie.maths.keys import root_key
 

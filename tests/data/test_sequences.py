@@ -58,6 +58,15 @@ def test_a_prompt_is_cut_on_the_left_and_an_answer_never(prompt: str, answer: st
             assert head == whole[-1:]
 
 
+@given(prompt=texts, answer=texts, room=st.integers(2, 12))
+def test_an_answer_that_may_be_cut_leaves_the_prompt_half_the_room(prompt: str, answer: str, room: int) -> None:
+    asked, said = plain(prompt), [*plain(answer), PLAIN.eos_token_id]
+    head, tail = parts(tokenise_sequences([prompt], [answer], PLAIN, room, cut=True), 0)
+    whole = asked or [PLAIN.eos_token_id]
+    assert tail == said[: room - min(len(whole), room // 2)] and head == whole[-len(head) :]
+    assert len(head) == min(len(whole), room - len(tail)) and len(head) >= min(len(whole), room // 2)
+
+
 def test_an_empty_prompt_is_the_begin_token_or_else_the_end_token() -> None:
     assert parts(tokenise_sequences([""], ["good"], BEGINS, 8), 0)[0] == [BEGINS.bos_token_id]
     assert parts(tokenise_sequences([""], ["good"], PLAIN, 8), 0)[0] == [PLAIN.eos_token_id]

@@ -1,7 +1,7 @@
 """Tasks, who holds which example, tokens, mini-batches, and how well predictions agree with labels."""
 
 from coterie.data.batches import Batch, evaluation_batches, plan
-from coterie.data.choices import CHOICE_TASKS, ChoiceExample, ChoiceTask, load_choices
+from coterie.data.holdings import manifest, statistics
 from coterie.data.metrics import METRICS, scores
 from coterie.data.partition import (
     PARTITIONERS,
@@ -9,35 +9,31 @@ from coterie.data.partition import (
     dirichlet,
     iid,
     make_partition,
-    manifest,
     natural,
     partition_options,
     quantity,
     shards,
     split,
-    statistics,
 )
 from coterie.data.pictures import partition_svg
-from coterie.data.tasks import LOADERS, Examples, Task, find_loader, load_task, task_options
+from coterie.data.tasks import LOADERS, Examples, Instructions, Questions, Task, find_loader, load_task, task_options
 from coterie.data.text import TextSet, tokenise
 
 __all__ = [
-    "CHOICE_TASKS",
     "LOADERS",
     "METRICS",
     "PARTITIONERS",
     "Batch",
-    "ChoiceExample",
-    "ChoiceTask",
     "Examples",
+    "Instructions",
     "Partition",
+    "Questions",
     "Task",
     "TextSet",
     "dirichlet",
     "evaluation_batches",
     "find_loader",
     "iid",
-    "load_choices",
     "load_task",
     "make_partition",
     "manifest",

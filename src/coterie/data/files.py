@@ -72,9 +72,7 @@ def read_records(
     kind: csv, tsv or jsonl, by default what the name ends in. header: the columns of a table that begins without.
     content: the file's text, where it was read before.
     """
-    kind = kind or _KINDS.get(path.suffix.lower())
-    if kind is None:
-        raise DataError(f"{path}: the name must end in {', '.join(sorted(_KINDS))}")
+    kind = kind or _kind(path)
     content = read_text(path) if content is None else content
     if kind == "jsonl":
         records = _json_lines(path, content, wanted)
@@ -88,6 +86,25 @@ def read_records(
                 raise DataError(f"{path}, line {line}: nothing in column {column!r}; drop the line or fill it in")
         found.append((line, values))
     return found
+
+
+def read_everything(path: Path, content: str | None = None) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """All columns of a file, in order, and its records with whatever stands in them, empty or not.
+
+    Values are strings, of JSON lines whatever JSON holds; a key that only some lines have is a column too. content: as
+    `read_records` takes it, which gives the same records in the same order.
+
+    Raises:
+        DataError: as `read_rows`, or two columns of one name.
+    """
+    kind = _kind(path)
+    content = read_text(path) if content is None else content
+    if kind == "jsonl":
+        objects = [record for _, record in _objects(path, content)]
+        return tuple(dict.fromkeys(column for record in objects for column in record)), objects
+    lines = _csv_records(path, content) if kind == "csv" else _tsv_records(content)
+    _, header = next(lines, (0, []))
+    return tuple(header), [values for _, values in _table(path, lines, header, header)]
 
 
 def read_text(path: Path, encoding: str = "utf-8-sig") -> str:
@@ -107,6 +124,13 @@ def read_text(path: Path, encoding: str = "utf-8-sig") -> str:
         raise DataError(
             f"{path}, line {line}: not UTF-8 (perhaps Latin-1 or UTF-16); save the file as UTF-8"
         ) from error
+
+
+def _kind(path: Path) -> str:
+    kind = _KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise DataError(f"{path}: the name must end in {', '.join(sorted(_KINDS))}")
+    return kind
 
 
 def _table(
@@ -150,6 +174,14 @@ def _tsv_records(content: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _json_lines(path: Path, content: str, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    for line, record in _objects(path, content):
+        for column in wanted:
+            if column not in record:
+                raise DataError(f"{path}, line {line}: no key {column!r}{nearest(column, record)}")
+        yield line, {column: _plain(path, line, column, record[column]) for column in wanted}
+
+
+def _objects(path: Path, content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, raw in enumerate(content.split("\n"), start=1):
         if not raw.strip():
             continue
@@ -159,10 +191,7 @@ def _json_lines(path: Path, content: str, wanted: Sequence[str]) -> Iterator[tup
             raise DataError(f"{path}, line {line}: not JSON ({error})") from error
         if not isinstance(record, dict):
             raise DataError(f"{path}, line {line}: not a JSON object")
-        for column in wanted:
-            if column not in record:
-                raise DataError(f"{path}, line {line}: no key {column!r}{nearest(column, record)}")
-        yield line, {column: _plain(path, line, column, record[column]) for column in wanted}
+        yield line, record
 
 
 def _plain(path: Path, line: int, column: str, value: Any) -> str:

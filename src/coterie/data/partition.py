@@ -1,4 +1,4 @@
-"""Who holds which example: partitioners, each client's own train and test share, and the record of both.
+"""Who holds which example: partitioners, and how each client's own examples are split (for the record see `holdings`).
 
 A partitioner is a function `(labels, clients, key, minimum, **its own options)` that returns sorted index arrays;
 `PARTITIONERS` names it for configs, `partition_options` says what it takes. One that takes `groups` gets the task's.
@@ -10,7 +10,6 @@ import heapq
 import inspect
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -225,75 +224,6 @@ def split(indices: ArrayLike, labels: ArrayLike, fractions: Mapping[str, float],
     if "train" in fractions and not (owner == names.index("train")).any():
         owner[np.flatnonzero(owner == np.bincount(owner).argmax())[0]] = names.index("train")
     return {name: np.sort(held[owner == part]) for part, name in enumerate(names)}
-
-
-def statistics(parts: Partition, labels: ArrayLike) -> dict[str, Any]:
-    """How unequal a partition is, ready for JSON.
-
-    Returns clients, examples, sizes (per client), classes (the label values), histogram (per client, in the
-    order of `classes`), and mean_total_variation: the total variation distance between the label
-    distributions of two clients, averaged over all pairs of clients that hold anything (0: all alike, 1: no
-    class shared).
-    """
-    values = np.asarray(labels).reshape(-1)
-    kinds = np.unique(values)
-    histogram = np.stack([np.bincount(np.searchsorted(kinds, values[part]), minlength=len(kinds)) for part in parts])
-    return {
-        "clients": len(parts),
-        "examples": int(histogram.sum()),
-        "sizes": histogram.sum(axis=1).tolist(),
-        "classes": kinds.tolist(),
-        "histogram": histogram.tolist(),
-        "mean_total_variation": mean_total_variation(histogram),
-    }
-
-
-def mean_total_variation(histogram: np.ndarray) -> float:
-    """Mean total variation distance over pairs of rows, each normalised; histogram: (clients, classes).
-
-    In O(N log N) per class: among sorted x, the pairs' sum of |x_i - x_j| is the sum of (2k - N + 1) x_(k).
-    """
-    filled = histogram[histogram.sum(axis=1) > 0]
-    count = len(filled)
-    if count < 2:
-        return 0.0
-    ordered = np.sort(filled / filled.sum(axis=1, keepdims=True), axis=0)
-    weights = 2.0 * np.arange(count) - count + 1
-    return float(weights @ ordered.sum(axis=1)) / (count * (count - 1))
-
-
-def manifest(
-    parts: Partition,
-    labels: ArrayLike,
-    *,
-    how: Mapping[str, Any],
-    splits: Sequence[Mapping[str, np.ndarray]] | None = None,
-    groups: Sequence[str] | None = None,
-) -> dict[str, Any]:
-    """The content of partition.json: exactly who holds which example, with statistics.
-
-    how: the partitioner's name, options and seed, as JSON values. splits: per client, the parts of `split`;
-    without it each client's indices stand as they are. groups: (n,) what each example belongs to; each client then
-    says how many of which it holds.
-
-    Raises:
-        ValueError: splits that are not the parts' own examples (a fault of the caller).
-    """
-    if splits is None:
-        holdings: list[dict[str, Any]] = [{"indices": part.tolist()} for part in parts]
-    else:
-        for client, (part, shares) in enumerate(zip(parts, splits, strict=True)):
-            if not np.array_equal(np.sort(np.concatenate(list(shares.values()))), part):
-                raise ValueError(f"client {client}: the split is not of the examples that it holds")
-        holdings = [{name: share.tolist() for name, share in shares.items()} for shares in splits]
-    if groups is not None:
-        for held, part in zip(holdings, parts, strict=True):
-            held["groups"] = dict(sorted(Counter(groups[index] for index in part).items()))
-    return {
-        "how": dict(how),
-        "statistics": statistics(parts, labels),
-        "clients": [{"client": client, **held} for client, held in enumerate(holdings)],
-    }
 
 
 def _labels(labels: ArrayLike, clients: int, minimum: int) -> np.ndarray:

@@ -30,19 +30,19 @@ _LETTER = 7.0
 def partition_svg(manifest: Mapping[str, Any], width: int = 480) -> str:
     """Stacked horizontal bars: the examples of each class that each client holds, clients from top to bottom.
 
-    manifest: what `coterie.data.partition.manifest` returns, with `classes`, the names of the label values, and an `id`
-    for each client where the caller has added them. width: of the drawing in units of which a letter's height is 12;
-    the picture scales to its place. With more than ten classes the rarest are put together, with more than
-    `MOST_CLIENTS` clients evenly spaced ones are shown, and a line says so.
+    manifest: what `coterie.data.holdings.manifest` returns, with `classes`, the names of the label values, `server`,
+    its data sets, and an `id` for each client where the caller has added them. width: of the drawing in units of which
+    a letter's height is 12; the picture scales to its place. With more than ten classes the rarest are put together,
+    with more than `MOST_CLIENTS` clients evenly spaced ones are shown, and a line says so.
 
     All text and lines take the colour of the place (currentColor). Every piece has a tooltip, and its number where
     there is room.
     """
     facts = manifest["statistics"]
     histogram: list[list[int]] = facts["histogram"]
-    names = _class_names(manifest)
-    counts, legend = _few_classes(histogram, names)
-    shown = _few_clients(len(counts))
+    names = class_names(manifest)
+    counts, legend = few_classes(histogram, names)
+    shown = few_clients(len(counts))
     labels = [_shortened(str(manifest["clients"][client].get("id", client)), 14) for client in shown]
     left = 8 + _LETTER * max(map(len, [*labels, "client"]))
     right = 12 + _LETTER * max(len(f"{sum(row):,}") for row in counts)
@@ -53,7 +53,7 @@ def partition_svg(manifest: Mapping[str, Any], width: int = 480) -> str:
     for client, label in zip(shown, labels, strict=True):
         body += _bar(counts[client], label, legend, left, below, room / largest)
         below += _PITCH
-    notes = _notes(facts, len(shown))
+    notes = _notes(manifest, len(shown))
     rows, below = _legend(legend, width, below + 14)
     body += rows
     for note in notes:
@@ -75,14 +75,14 @@ def partition_svg(manifest: Mapping[str, Any], width: int = 480) -> str:
     )
 
 
-def _class_names(manifest: Mapping[str, Any]) -> list[str]:
+def class_names(manifest: Mapping[str, Any]) -> list[str]:
     """What the classes of the histogram are called: the task's names at the label values, or these values."""
     values: list[int] = manifest["statistics"]["classes"]
     names: Sequence[str] = manifest.get("classes", ())
     return [str(names[value]) if 0 <= value < len(names) else str(value) for value in values]
 
 
-def _few_classes(histogram: list[list[int]], names: list[str]) -> tuple[list[list[int]], list[str]]:
+def few_classes(histogram: list[list[int]], names: list[str]) -> tuple[list[list[int]], list[str]]:
     """Counts (clients, k) and names of at most ten classes: of more, the nine most frequent and all others."""
     if len(names) <= len(COLOURS):
         return histogram, names
@@ -93,8 +93,8 @@ def _few_classes(histogram: list[list[int]], names: list[str]) -> tuple[list[lis
     return counts, [*(names[kind] for kind in frequent), f"{len(names) - len(frequent)} others"]
 
 
-def _few_clients(count: int) -> list[int]:
-    """Which clients are drawn, ascending."""
+def few_clients(count: int) -> list[int]:
+    """Which of so many clients are shown, ascending: all up to `MOST_CLIENTS`, evenly spaced ones of more."""
     if count <= MOST_CLIENTS:
         return list(range(count))
     return [place * (count - 1) // (MOST_CLIENTS - 1) for place in range(MOST_CLIENTS)]
@@ -135,11 +135,14 @@ def _legend(legend: list[str], width: int, top: float) -> tuple[list[str], float
     return drawn, top + 20
 
 
-def _notes(facts: Mapping[str, Any], shown: int) -> list[str]:
+def _notes(manifest: Mapping[str, Any], shown: int) -> list[str]:
+    facts = manifest["statistics"]
     sizes, clients = facts["sizes"], facts["clients"]
     notes = [f"{facts['examples']:,} examples, {min(sizes):,} to {max(sizes):,} a client"]
     if clients > 1:
         notes.append(f"mean distance of label shares {facts['mean_total_variation']:.2f} (0: alike, 1: disjoint)")
+    for name, held in manifest.get("server", {}).items():
+        notes.append(f"set aside for the server: {held['examples']:,} examples ({name})")
     if shown < clients:
         notes.append(f"{shown} of {clients:,} clients are drawn, evenly spaced")
     return notes

@@ -149,14 +149,20 @@ DataSet = TextSet | SequenceSet | ChoiceSet
 
 
 def tokenise_sequences(
-    prompts: Sequence[str], answers: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+    prompts: Sequence[str],
+    answers: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    *,
+    cut: bool = False,
 ) -> SequenceSet:
     """Tokenise prompts and answers apart and join them as tokens, with the end token after the answer.
 
     So a space that belongs between the two belongs to the answer's beginning. A begin token comes first where the
     tokeniser sets one. A prompt that leaves no room within `max_length` tokens loses its beginning (not the begin
-    token); an answer is never cut. An empty prompt without a begin token is the end token, lest the answer's first
-    token had nothing to be predicted from.
+    token). An answer is never cut, unless `cut`: then it loses its end where the prompt would keep less than half of
+    `max_length` (or less than all of itself). An empty prompt without a begin token is the end token, lest the
+    answer's first token had nothing to be predicted from.
 
     Raises:
         DataError: not as many prompts as answers, an answer that leaves no room for a prompt's token, an example
@@ -166,7 +172,7 @@ def tokenise_sequences(
         raise DataError(f"{len(prompts)} prompts and {len(answers)} answers: there must be equally many")
     end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     texts = [[*answer, *end] for answer in _encode(answers, tokenizer)]
-    return _joined(_encode(prompts, tokenizer), texts, tokenizer, max_length, range(len(prompts)))
+    return _joined(_encode(prompts, tokenizer), texts, tokenizer, max_length, range(len(prompts)), cut)
 
 
 def tokenise_choices(
@@ -215,8 +221,12 @@ def _joined(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     owners: Sequence[int],
+    cut: bool = False,
 ) -> SequenceSet:
-    """Prompts cut on the left to what the answers leave of `max_length`, and the answers; owners: for messages."""
+    """Prompts cut on the left to what the answers leave of `max_length`, and the answers; owners: for messages.
+
+    cut: see `tokenise_sequences`.
+    """
     begin, end = _begin(tokenizer), tokenizer.eos_token_id
     stand_in = [] if end is None else [int(end)]
     parts: list[np.ndarray] = []
@@ -225,6 +235,8 @@ def _joined(
         whole = [*begin, *prompt] or stand_in
         if not answer or not whole:
             raise DataError(f"example {owner} has no {'prompt' if answer else 'answer'}; drop it or fill it in")
+        if cut:
+            answer = answer[: max_length - max(1, min(len(whole), max_length // 2))]
         room = max_length - len(answer)
         if room < 1:
             raise DataError(

@@ -115,12 +115,13 @@ def tokenise(
     max_length: int,
     *,
     num_classes: int | None = None,
+    cached: bool = True,
 ) -> TextSet:
     """Tokenise texts (or pairs of texts), cut to `max_length` tokens, the longer text of a pair first.
 
     labels: (n,) integers; `num_classes` defaults to the largest label + 1. Token ids come from the per-user
     cache when these texts were tokenised before by the same tokeniser and length; a cache that is damaged or
-    cannot be written costs time only.
+    cannot be written costs time only. cached=False neither looks there nor leaves anything there.
 
     Raises:
         DataError: texts, pairs and labels of unequal number, a label outside the classes, an example of no
@@ -133,12 +134,7 @@ def tokenise(
     count = num_classes if num_classes is not None else int(classes.max(initial=-1)) + 1
     if len(classes) and not 0 <= classes.min() <= classes.max() < count:
         raise DataError(f"labels run from {classes.min()} to {classes.max()}; they must lie in 0 … {count - 1}")
-    place = cache_root() / "tokens" / f"{_digest(texts, pairs, tokenizer, max_length)}.safetensors"
-    tokens = _read(place, len(texts))
-    if tokens is None:
-        tokens = _encode(texts, pairs, tokenizer, max_length)
-        with suppress(OSError, SafetensorError):
-            _write(place, tokens)
+    tokens = (_cached if cached else _encode)(texts, pairs, tokenizer, max_length)
     pad = tokenizer.pad_token_id
     return TextSet(
         ids=tokens["ids"],
@@ -149,6 +145,19 @@ def tokenise(
         pad_id=pad if isinstance(pad, int) else 0,
         segments=tokens.get("segments"),
     )
+
+
+def _cached(
+    texts: Sequence[str], pairs: Sequence[str] | None, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, Tensor]:
+    """`_encode`, out of the cache where it holds these texts, and into it where not."""
+    place = cache_root() / "tokens" / f"{_digest(texts, pairs, tokenizer, max_length)}.safetensors"
+    tokens = _read(place, len(texts))
+    if tokens is None:
+        tokens = _encode(texts, pairs, tokenizer, max_length)
+        with suppress(OSError, SafetensorError):
+            _write(place, tokens)
+    return tokens
 
 
 def _positions(indices: ArrayLike | Tensor, count: int) -> Tensor:

@@ -17,9 +17,11 @@ from coterie.errors import ModelError
 from coterie.maths.keys import Key, root_key
 from coterie.models.hub import require_reachable
 from coterie.models.patches import Patches
+from coterie.models.quantisation import Quantization, keep_trainable, quantised_options
 from coterie.models.targets import Targets, head_layers, in_head, output_layer, select_layers
 from coterie.models.weights import PLAIN_DTYPES, cast, digest, draw, plain_weight
 from coterie.protocol import BaseLog, Layer
+from coterie.protocol.base_log import layers_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -68,6 +70,11 @@ class Base:
         return weight
 
     @property
+    def quantised(self) -> list[str]:
+        """The adapted layers that hold no plain matrix: no patch can be merged into them, and they give no weights."""
+        return [name for name, slot in self.slots.layers.items() if plain_weight(slot.base) is None]
+
+    @property
     def version(self) -> int:
         """How many patches the weights hold."""
         return self.patches.log.version
@@ -92,7 +99,7 @@ class Base:
             ModelError: a patch for a layer that is not adapted here, is quantised, or has another shape; nothing has
                 changed then.
         """
-        for name in {name for patch in log.patches for name in patch if name in self.layers}:
+        for name in {name for patch in log.patches for name in layers_of(patch) if name in self.layers}:
             self._plain(name, "merge")
         changed = self.patches.move_to(log, lambda name: self._plain(name, "merge"), self.layers)
         for name, value in changed.items():
@@ -116,10 +123,10 @@ class Base:
             cast(self.network, wanted)
             self.patches = Patches()
             self.set_log(log)
-        if device != str(self.device):
+        if not _is_there(self.device, device):
             try:
                 self.network.to(device)
-            except (RuntimeError, AssertionError) as error:
+            except (RuntimeError, AssertionError, ValueError) as error:
                 raise ModelError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
         _set_attention(self.network, attention)
 
@@ -143,6 +150,7 @@ def load_base(
     attention: str = "eager",
     dtype: str = "float32",
     head_key: Key,
+    quantization: Quantization | None = None,
 ) -> Base:
     """A classification model and its tokeniser from a folder, or from the hub where it can be reached.
 
@@ -152,15 +160,17 @@ def load_base(
         num_labels: classes of the head, which is drawn from `head_key` whatever the checkpoint holds.
         attention: "eager" or "sdpa".
         dtype: "float32", "bfloat16" or "float64", of the frozen weights.
+        quantization: see `quantised_options`; the head is never quantised.
 
     Raises:
         ModelError: no such folder or name, files that do not load, targets that match nothing, a tokeniser that has
-            neither a padding nor an end token.
+            neither a padding nor an end token, quantisation without its library.
     """
     from transformers import AutoModelForSequenceClassification
 
+    options = {"num_labels": num_labels} | quantised_options(quantization, dtype)
     network, tokenizer, missing = _load(
-        AutoModelForSequenceClassification, str(name_or_path), attention, dtype, num_labels=num_labels
+        AutoModelForSequenceClassification, str(name_or_path), attention, dtype, **options
     )
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -170,18 +180,25 @@ def load_base(
 
 
 def load_language_base(
-    name_or_path: str | Path, *, targets: Targets, attention: str = "eager", dtype: str = "float32"
+    name_or_path: str | Path,
+    *,
+    targets: Targets,
+    attention: str = "eager",
+    dtype: str = "float32",
+    quantization: Quantization | None = None,
 ) -> Base:
     """A causal language model and its tokeniser, from where `load_base` finds classification models.
 
-    A tokeniser without a padding token stays so: padded places are known by their mask alone.
+    A tokeniser without a padding token stays so: padded places are known by their mask alone. quantization: see
+    `quantised_options`.
 
     Raises:
         ModelError: as `load_base`, or a model that is no causal language model.
     """
     from transformers import AutoModelForCausalLM
 
-    network, tokenizer, missing = _load(AutoModelForCausalLM, str(name_or_path), attention, dtype)
+    options = quantised_options(quantization, dtype)
+    network, tokenizer, missing = _load(AutoModelForCausalLM, str(name_or_path), attention, dtype, **options)
     output = output_layer(network)
     if output is not None and any(name.startswith(f"{output}.") for name in missing):
         raise ModelError(f"{str(name_or_path)!r} is no language model: it has no weights of an output layer")
@@ -259,6 +276,7 @@ def _load(auto: Any, name: str, attention: str, dtype: str, **options: Any) -> t
             )
         except Exception as error:  # transformers raises many kinds; a user needs the one line
             raise ModelError(_cannot_load(name, error)) from error
+    keep_trainable(network)
     return network, tokenizer, sorted(report["missing_keys"])
 
 
@@ -290,13 +308,28 @@ def _unquantised(network: nn.Module, heads: Sequence[str]) -> None:
             setattr(network.get_submodule(parent), child, fresh.to(like.device, like.dtype).requires_grad_(False))
 
 
-@torch.no_grad()
 def _is_causal(network: nn.Module) -> bool:
-    """Whether the first tokens' predictions stay when the last token changes."""
-    device = next(network.parameters()).device
-    tokens = [torch.tensor([[0, 1, 2, last]], device=device) for last in (0, 1)]
-    one, other = (network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits for ids in tokens)
-    return bool(torch.allclose(one[:, :-1], other[:, :-1], rtol=0, atol=1e-5 * float(one.abs().max())))
+    """Whether no earlier token's prediction has a gradient by the last token's embedding.
+
+    By gradients, since predictions themselves do not tell it of a network whose layers quantise what enters them over
+    all tokens together.
+    """
+    seen: list[Tensor] = []
+
+    def keep(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+        seen.append(embedded.detach().requires_grad_())
+        return seen[-1]
+
+    embedding = network.get_input_embeddings()  # type: ignore[operator]
+    ids = torch.tensor([[0, 1, 2, 3]], device=next(network.parameters()).device)
+    hook = embedding.register_forward_hook(keep)
+    try:
+        with torch.enable_grad():
+            logits = network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            (grad,) = torch.autograd.grad(logits[:, :-1].float().square().sum(), seen[0])
+    finally:
+        hook.remove()
+    return bool(grad[:, -1].abs().max() <= 1e-6 * grad.abs().max())
 
 
 def _inputs(network: nn.Module) -> frozenset[str]:
@@ -311,6 +344,11 @@ def _set_attention(network: nn.Module, attention: str) -> None:
         network.set_attn_implementation(attention)  # type: ignore[operator]
     except (AttributeError, ValueError, ImportError) as error:
         raise ModelError(f"{type(network).__name__} has no {attention!r} attention; choose another") from error
+
+
+def _is_there(here: torch.device, wanted: str) -> bool:
+    """Whether `wanted` names the device `here`; "cuda" names any of its kind."""
+    return wanted in (str(here), here.type)
 
 
 def _cannot_load(name: str, error: Exception) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.errors import ModelError
-from coterie.protocol import BaseLog, Layer, LowRank
+from coterie.protocol import BaseLog, Layer, LowRank, Patch, as_adapters
+from coterie.protocol.messages import leaves
 
 
 @dataclass
@@ -33,14 +36,15 @@ class Patches:
         if log is self.log:
             return {}
         start = self.log.version if _extends(self.log, log) else 0
-        for patch in log.patches[start:]:
+        added = as_adapters(log.patches[start:])
+        for patch in added:
             for name, term in patch.items():
                 _check(name, term, layers)
         changed: set[str] = set()
         if start == 0 and self.log.version:
             self.current = {name: value.clone() for name, value in self.original.items()}
             changed |= set(self.current)
-        for patch in log.patches[start:]:
+        for patch in added:
             for name, term in patch.items():
                 if name not in self.original:
                     value = weight(name).detach()
@@ -77,16 +81,14 @@ def _extends(short: BaseLog, long: BaseLog) -> bool:
     return all(_same(a, b) for a, b in zip(short.patches, long.patches, strict=False))
 
 
-def _same(a: Mapping[str, LowRank], b: Mapping[str, LowRank]) -> bool:
-    return a is b or (a.keys() == b.keys() and all(_same_term(a[name], b[name]) for name in a))
-
-
-def _same_term(a: LowRank, b: LowRank) -> bool:
+def _same(a: Patch, b: Patch) -> bool:
     if a is b:
         return True
-    if a.scale != b.scale or (a.diagonal is None) != (b.diagonal is None):
-        return False
-    pairs = [(a.B, b.B), (a.A, b.A)]
-    if a.diagonal is not None and b.diagonal is not None:
-        pairs.append((a.diagonal, b.diagonal))
-    return all(x is y or torch.equal(x, y) for x, y in pairs)
+    pairs = zip_longest(leaves(a), leaves(b), fillvalue=("", None))
+    return type(a) is type(b) and all(path == where and _equal(x, y) for (path, x), (where, y) in pairs)
+
+
+def _equal(x: Any, y: Any) -> bool:
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return x is y or torch.equal(x, y)
+    return type(x) is type(y) and bool(x == y)

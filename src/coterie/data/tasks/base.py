@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from coterie.data.files import Row
+from coterie.data.tasks.language import Instructions, Questions
 from coterie.errors import DataError, nearest
 
 
@@ -21,6 +23,8 @@ class Examples:
 
     `groups`, where the data have them, names what each example naturally belongs to (a source, a hospital).
     """
+
+    kind: ClassVar[Literal["classification"]] = "classification"
 
     texts: tuple[str, ...]
     pairs: tuple[str, ...] | None
@@ -41,26 +45,39 @@ class Examples:
         return list(zip(self.texts, self.pairs or [""] * len(self.texts), strict=True))
 
 
+ExampleSet = Examples | Questions | Instructions
+"""What a task may consist of. All have `labels` and `groups`, by which they are shared out, and `contents`."""
+
+SomeExamples = TypeVar("SomeExamples", bound=ExampleSet)
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learnt: examples to share out among clients, a pooled test set, and the names of the classes.
+    """What is learnt: examples to share out among clients, and a pooled test set, all of one kind.
 
-    `source` says where it comes from and its licence, `notes` what was done to it on loading. `metrics` are names of
+    `label_names` name the labels: classes, the places of right answers, or groups of instructions. `source` says
+    where it comes from and its licence, `notes` what was done to it on loading. `metrics` are names of
     `coterie.data.metrics.METRICS`, the first the one by which the task is judged. `more_tests` are the further test
     sets that the benchmark reports beside `test`, by name.
     """
 
     name: str
-    train: Examples
-    test: Examples
+    train: ExampleSet
+    test: ExampleSet
     label_names: tuple[str, ...]
     source: str
     notes: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy",)
-    more_tests: Mapping[str, Examples] = field(default_factory=dict)
+    more_tests: Mapping[str, ExampleSet] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Literal["classification", "choices", "instructions"]:
+        """Whether texts are classified, choices are scored by their likelihood, or answers are learnt."""
+        return self.train.kind
 
     @property
     def num_classes(self) -> int:
+        """The classes of a classification task; of other kinds, how many different labels there are."""
         return len(self.label_names)
 
 
@@ -68,14 +85,14 @@ class Task:
 class Pool:
     """What a loader gives. Without a `test` of its own, `test_fraction` of `train` is split off."""
 
-    train: Examples
-    test: Examples | None
+    train: ExampleSet
+    test: ExampleSet | None
     label_names: tuple[str, ...]
     source: str
     notes: tuple[str, ...] = ()
     test_fraction: float = 0.2
     metrics: tuple[str, ...] = ("accuracy",)
-    more_tests: Mapping[str, Examples] = field(default_factory=dict)
+    more_tests: Mapping[str, ExampleSet] = field(default_factory=dict)
 
 
 def benchmark_folder(task: str, path: str | None, *names: str) -> Path:
@@ -107,8 +124,8 @@ def first_file(folder: Path, names: Sequence[str]) -> Path | None:
 
 
 def train_and_test(
-    folder: Path, read: Callable[[Path], Examples], train: Sequence[str], test: Sequence[str]
-) -> tuple[Examples, Examples | None, tuple[str, ...]]:
+    folder: Path, read: Callable[[Path], SomeExamples], train: Sequence[str], test: Sequence[str]
+) -> tuple[SomeExamples, SomeExamples | None, tuple[str, ...]]:
     """The examples of the first training and the first test file found, and notes.
 
     Where one of the two is missing the other stands as the training set with None as test set, and the note says so.

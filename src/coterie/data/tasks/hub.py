@@ -17,7 +17,8 @@ from coterie.errors import ConfigError, DataError, nearest
 _MOVED: Mapping[str, str] = {"glue": "nyu-mll/glue", "super_glue": "aps/super_glue"}
 """Names from the time when a data set needed no owner."""
 
-_TEST_SPLITS = ("test", "validation", "dev", "validation_matched")
+TEST_SPLITS = ("test", "validation", "dev", "validation_matched")
+"""What test splits are usually called, in order of preference."""
 
 
 def hub(
@@ -42,11 +43,9 @@ def hub(
         DataError: `datasets` is not installed, the data set cannot be had (offline, unknown), or lacks a split or
             column.
     """
-    place, chosen = _address(name, config)
-    splits = _load(name, place, chosen)
-    for split in (train_split, test_split):
-        if split is not None and split not in splits:
-            raise DataError(f"task 'hub:{name}' has no split {split!r}{nearest(split, splits)}")
+    place, chosen = address(name, config)
+    splits = load_splits(name, place, chosen)
+    check_splits(f"hub:{name}", splits, train_split, test_split)
     columns = (text, pair, label, group)
     rows = _rows(name, train_split, splits[train_split], columns)
     if not rows:
@@ -62,16 +61,28 @@ def hub(
     whole, names = _classes(splits[train_split], label, [*rows, *test_rows])
     test = whole.select(np.arange(len(rows), len(whole))) if test_rows else None
     notes = (f"the test set is the split {used!r}",) if test_rows else ()
+    said = origin(place, chosen)
+    return Pool(whole.select(np.arange(len(rows))), test, names, said, notes, test_fraction=test_fraction)
+
+
+def origin(place: str, config: str | None) -> str:
+    """Where a data set's examples come from."""
     title = Path(place).name if Path(place).is_dir() else place
-    source = f"the data set {title}{'' if chosen is None else f' ({chosen})'}, through datasets"
-    return Pool(whole.select(np.arange(len(rows))), test, names, source, notes, test_fraction=test_fraction)
+    return f"the data set {title}{'' if config is None else f' ({config})'}, through datasets"
+
+
+def check_splits(task: str, splits: Mapping[str, Any], *wanted: str | None) -> None:
+    """Raises DataError for a split that the data set does not have."""
+    for split in wanted:
+        if split is not None and split not in splits:
+            raise DataError(f"task {task!r} has no split {split!r}{nearest(split, splits)}")
 
 
 def _labelled_split(
     name: str, splits: Mapping[str, Any], train_split: str, columns: tuple[str, str | None, str, str | None]
 ) -> tuple[str, list[Row]]:
     """The first of the usual test splits that has labels, and its rows; none where there is none."""
-    for split in _TEST_SPLITS:
+    for split in TEST_SPLITS:
         if split == train_split or split not in splits or columns[2] not in splits[split].column_names:
             continue
         if rows := _rows(name, split, splits[split], columns):
@@ -79,7 +90,7 @@ def _labelled_split(
     return "", []
 
 
-def _address(name: str, config: str | None) -> tuple[str, str | None]:
+def address(name: str, config: str | None) -> tuple[str, str | None]:
     """The data set's place and configuration; of three parts, the third is the configuration."""
     if Path(name).expanduser().is_dir():
         return str(Path(name).expanduser()), config
@@ -95,7 +106,7 @@ def _address(name: str, config: str | None) -> tuple[str, str | None]:
     return "/".join(parts), config
 
 
-def _load(name: str, place: str, config: str | None) -> Mapping[str, Any]:
+def load_splits(name: str, place: str, config: str | None) -> Mapping[str, Any]:
     """The data set's splits by name."""
     try:
         library: Any = importlib.import_module("datasets")

