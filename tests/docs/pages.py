@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NO_RUN = "<!-- no-run -->"
+WHOLE = ROOT / "docs" / "first-federation.md"
+"""The page of which every block is played in turn, commands too (`test_first_federation.py`)."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,10 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def command_lines() -> Iterator[tuple[str, str]]:
-    """Every `coterie ...` line of the pages' plain blocks and of the Makefile, and where it stands."""
+    """Every `coterie ...` line of plain blocks and of the Makefile, and where it stands; but of `WHOLE`."""
     for page in PAGES:
+        if page == WHOLE:  # its commands name files that the page itself makes
+            continue
         for block in blocks(page):
             if block.language != "python":
                 yield from ((page.name, line) for line in block.text.splitlines() if line.startswith("coterie "))
