@@ -13,6 +13,16 @@ def decimal(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def figure(value: float | None) -> str:
+    """A number of any magnitude in at most about eight letters; an en dash for None."""
+    if value is None:
+        return "–"
+    magnitude = abs(value)
+    if magnitude >= 1e6 or 0 < magnitude < 5e-4:
+        return f"{value:.1e}"
+    return f"{value:.3f}" if magnitude < 10 else f"{value:.1f}" if magnitude < 1000 else f"{value:,.0f}"
+
+
 def size(count: float | None) -> str:
     """Bytes in decimal units (1 kB = 1000 B)."""
     if count is None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from coterie.report.catalogue import LAYER, RANK, Facts
 from coterie.report.numbers import decimal, duration, percent, size
 
 if TYPE_CHECKING:
     from coterie.assets import Row
-    from coterie.protocol import Traits
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:
@@ -21,13 +21,17 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     table.add_column("value", justify="right")
     scored, own = summary["global"] or {}, summary["personal"] or {}
     pooled, shares = scored.get("pooled") or {}, own.get("clients") or {}
+    validation, metric = summary["validation"] or {}, summary["metric"]
+    unit = "% correct" if metric == "accuracy" else f"{metric} × 100"
     rows = [
-        ("global model, pooled test, % correct", percent(pooled.get("accuracy"))),
-        ("  always the most frequent class, %", percent(summary["majority"]["pooled"])),
-        ("clients' own models, own test shares, mean %", percent(shares.get("mean"))),
-        ("  always the own most frequent class, %", percent(summary["majority"]["own"])),
-        ("  worst quarter of clients, %", percent(shares.get("worst_25"))),
-        ("clients' own models, pooled test, mean %", percent((own.get("pooled") or {}).get("accuracy"))),
+        (f"global model, pooled test, {unit}", percent(pooled.get("score"))),
+        ("  always the most frequent class", percent(summary["majority"]["pooled"])),
+        (f"clients' own models, own test shares, mean, {unit}", percent(shares.get("mean"))),
+        ("  always the own most frequent class", percent(summary["majority"]["own"])),
+        ("  worst half of clients", percent(shares.get("worst_50"))),
+        ("  worst quarter of clients", percent(shares.get("worst_25"))),
+        (f"clients' own models, pooled test, mean, {unit}", percent((own.get("pooled") or {}).get("score"))),
+        (f"what is deployed, validation shares, {unit}", percent(validation.get("score"))),
         ("training loss, last round", decimal(summary["loss"])),
         ("lost in aggregation (relative, mean of rounds)", decimal(summary["mismatch"])),
         ("sent up, all clients", size(summary["bytes"]["up"])),
@@ -39,17 +43,41 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def methods_table(traits: Mapping[str, Traits]) -> Table:
+def methods_table(found: Sequence[Facts]) -> Table:
     """What there is to choose from."""
     table = Table(
         title="Methods",
-        caption="exact: what is deployed is the mean of the clients' products, whatever they send",
+        caption="deployed: beside the weighted sum of the clients' products; linear: the server needs weighted sums "
+        f"alone; KiB: of a {LAYER.d_out} x {LAYER.d_in} layer at rank {RANK}; coterie list NAME tells more",
+        padding=(0, 1, 0, 0),
     )
-    for heading in ("name", "ranks", "exact", "up", "down", "paper"):
+    table.add_column("name", no_wrap=True)
+    for heading in ("ranks", "model", "deployed", "linear"):
         table.add_column(heading)
-    for name, facts in sorted(traits.items()):
-        exact = "yes" if facts.exact else "best at its rank" if facts.best_rank else "no"
-        table.add_row(name, facts.ranks, exact, facts.up, facts.down, facts.paper)
+    for heading in ("KiB up", "down"):
+        table.add_column(heading, justify="right")
+    table.add_column("paper")
+    for f in found:
+        sizes = (f"{size / 1024:.3g}" for size in (f.bytes_up, f.bytes_down))
+        table.add_row(f.name, f.ranks, f.model, f.deployed, f.linear, *sizes, f.paper)
+    return table
+
+
+def method_table(f: Facts, options: Mapping[str, str]) -> Table:
+    """One method: its facts, and its options with their defaults."""
+    table = Table(title=f"{f.title} ({f.paper})", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, value in (
+        ("ranks", f.ranks),
+        ("model", f.model),
+        ("deployed", f.deployed),
+        ("linear upload", f.linear),
+        ("up, per layer", f.up),
+        ("down, per layer", f.down),
+        *((f"options.{name}", value) for name, value in options.items()),
+    ):
+        table.add_row(name, value)
     return table
 
 

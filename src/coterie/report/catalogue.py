@@ -1,0 +1,66 @@
+"""The facts of every method, from its traits and byte formulas, for the command line and the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from coterie.algorithms import Algorithm
+from coterie.protocol import Card, Federation, Layer
+
+LAYER, RANK, CLIENTS = Layer(768, 768), 8, 10
+"""What sizes are told for: one layer, of ten clients with one rank, in fp32."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One method in words; `up` and `down` are what travels, `bytes_up` and `bytes_down` its size for `LAYER`."""
+
+    name: str
+    title: str
+    paper: str
+    ranks: str
+    model: str
+    deployed: str
+    linear: str
+    up: str
+    down: str
+    bytes_up: int
+    bytes_down: int
+
+
+def catalogue(methods: Mapping[str, type[Algorithm]]) -> list[Facts]:
+    """The facts of all methods, in the order of their names."""
+    return [facts(name, kind) for name, kind in sorted(methods.items())]
+
+
+def facts(name: str, kind: type[Algorithm]) -> Facts:
+    """The facts of one method with its default options."""
+    traits = kind.traits
+    cards = tuple(Card(f"{number:02d}", RANK, 1, 1.0, {"layer": LAYER}, RANK) for number in range(CLIENTS))
+    method = kind().in_federation(Federation(cards, rounds=10))
+    return Facts(
+        name=name,
+        title=traits.title,
+        paper=traits.paper,
+        ranks=traits.ranks,
+        model="reference" if traits.pools_data else "personal" if traits.personal else "global",
+        deployed=deployed(kind),
+        linear="yes" if traits.linear_upload else "no",
+        up=traits.up,
+        down=traits.down,
+        bytes_up=method.bytes_up(LAYER, cards[0]),
+        bytes_down=method.bytes_down(LAYER, cards[0]),
+    )
+
+
+def deployed(kind: type[Algorithm]) -> str:
+    """How what the server deploys stands to the weighted sum of the clients' products, in words."""
+    traits = kind.traits
+    if traits.pools_data:
+        return "trained on all data"
+    if traits.up == "nothing":
+        return "nothing"
+    if traits.exact:
+        return "equal"
+    return "best of its rank" if traits.best_rank else "approximate"
