@@ -1,89 +1,56 @@
 """Comparisons: methods times seeds, each run in a process of its own, on the same partitions and keys.
 
 The partition and all random keys follow from the seed, never from the method. A comparison that was broken off goes on
-when it is started again: finished runs are taken as they are, half-done ones are resumed.
+when it is started again, and so does one that is given more methods, seeds or values to try: finished runs are taken
+as they are, half-done ones are resumed. Times stand in timing.json alone, so that comparison.json and comparison.md
+are the same bytes however often it was broken off.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
-from coterie.errors import ConfigError, RunError
+from coterie.errors import ConfigError, RunError, nearest
 from coterie.experiments.build import build
-from coterie.experiments.comparison import comparison
-from coterie.experiments.config import Config, dump, parse_override, resolve
-from coterie.experiments.folders import (
-    CONFIG,
-    SUMMARY,
-    alone_in,
-    json_text,
-    read_config,
-    read_lines,
-    write_whole,
-)
-from coterie.experiments.methods import algorithm, short_name
+from coterie.experiments.comparison import Finished, comparison, timing
+from coterie.experiments.config import Config, dump, parse, parse_override, read_mapping, resolve, with_overrides
+from coterie.experiments.folders import CONFIG, SUMMARY, alone_in, json_text, read_config, write_whole
+from coterie.experiments.methods import configured, short_name
 from coterie.experiments.runs import grounded
+from coterie.experiments.tuning import Tried, Tuning, Validation, candidates, check_options, choose, label, record
+from coterie.experiments.workers import Job, JobObserver, play
 from coterie.report.comparison import markdown
 
-POLL = 0.3
-"""Seconds between looks at the workers."""
+SETTINGS, EXECUTION = "settings.yaml", "execution.yaml"
+"""What all runs of a comparison share, and what a probe settled for all of them."""
 
+OWN = ("method", "options", "seed", "per_method")
+"""The settings in which runs of one comparison may differ, what is tuned apart."""
 
-@dataclass(frozen=True)
-class Job:
-    """One run of a comparison; `rounds` counts those of all its phases."""
+VALIDATION_FRACTION = 0.1
+"""Of each client's share, where something is tuned and nothing else is said."""
 
-    name: str
-    config: Config
-    folder: Path
-    rounds: int
+Override = tuple[list[str], Any]
+Grids = Mapping[str, Sequence[Mapping[str, Any]]]
+"""For each method the settings that are tried for it; one empty mapping where nothing is tuned."""
 
-    @property
-    def finished(self) -> bool:
-        """Whether its summary is there."""
-        return (self.folder / SUMMARY).is_file()
-
-    def played(self) -> int:
-        """How many rounds its metrics hold."""
-        return len(read_lines(self.folder / "metrics.jsonl"))
-
-    def last(self) -> dict[str, Any] | None:
-        """The metrics of its last round."""
-        lines = read_lines(self.folder / "metrics.jsonl")
-        return lines[-1] if lines else None
-
-
-class JobObserver(Protocol):
-    """Who watches a comparison."""
-
-    def begin(self, jobs: Sequence[Job]) -> None:
-        """Before the first run starts."""
-
-    def look(self, running: Sequence[Job], done: int) -> None:
-        """Several times a second."""
-
-    def finished(self, job: Job, error: str | None) -> None:
-        """When a run ends; `error` is why it failed."""
-
-    def end(self) -> None:
-        """After the last one, and when the comparison breaks off."""
+Jobs = Mapping[tuple[str, int, str], Job]
+"""Every run that may be played, by method, seed and the label of its tried settings."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The comparison of all runs that finished (the content of comparison.json), and why the others failed."""
+    """The comparison of all runs that finished (the content of comparison.json), the content of timing.json, and why
+    runs failed."""
 
     comparison: dict[str, Any]
+    timing: dict[str, Any]
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -101,37 +68,70 @@ def compare(
     *,
     workers: int = 1,
     watcher: JobObserver,
+    tuning: Tuning | None = None,
+    target: float | None = None,
+    against: str | None = None,
 ) -> Outcome:
-    """Plays every method with every seed and writes comparison.json and comparison.md.
+    """Plays every method with every seed and writes comparison.json, comparison.md and timing.json.
 
     raw: a configuration as read from a file; `options` in it are those of its own `method` alone, `per_method` gives
-    sections of single methods. One execution plan, chosen once, serves all runs.
+    sections of single methods. One execution plan, chosen once, serves all runs. tuning: settings that are chosen for
+    each method on validation shares first, with its own seeds or the first of `seeds`. against: the method that
+    differences are taken from, by default the first; target: see `comparison`.
 
     Raises:
-        ConfigError: a setting that cannot be meant, or a folder that holds another comparison.
-        RunError: no run finished.
+        ConfigError: a setting that cannot be meant, or a folder that holds a comparison with other settings.
+        RunError: no run finished, or another process works in the folder.
     """
-    configs = _configs(raw, overrides, methods, seeds)
+    if against is not None and against not in methods:
+        raise ConfigError(f"--against {against!r} is none of the methods{nearest(against, methods)}")
+    if len({short_name(method) for method in methods}) != len(methods):
+        raise ConfigError("two of the methods have the same class name; rename one")
+    given = [parse_override(text) for text in overrides]
+    if tuning is not None:
+        check_options(methods, tuning)
+        given += _validation_share(raw, given)
+    grids: Grids = {method: [{}] if tuning is None else candidates(method, tuning) for method in methods}
+    trial_seeds = () if tuning is None else tuning.seeds or tuple(seeds[:1])
+    configs = _configs(raw, given, grids, list(dict.fromkeys([*seeds, *trial_seeds])))
+    if tuning is not None and any(config.partition.validation_fraction == 0 for config in configs.values()):
+        raise ConfigError("tuning needs validation shares: set partition.validation_fraction above 0, such as 0.1")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: the folder cannot be made ({error.strerror or error})") from error
     with alone_in(folder):
-        execution = _execution(folder, configs)
-        jobs = []
-        for name, config in configs.items():
-            settled = config.model_copy(update={"execution": config.execution.model_copy(update=execution)})
-            phases = algorithm(config.method, config.options).phases(config.rounds)
-            jobs.append(Job(name, settled, folder / name, sum(phase.rounds for phase in phases)))
-        _check_same(jobs)
-        failed = _play(jobs, max(1, workers), watcher)
-        summaries = [json.loads((job.folder / SUMMARY).read_text(encoding="utf-8")) for job in jobs if job.finished]
-        if not summaries:
+        _check_settings(folder, _shared(raw, given, methods[0]))
+        execution = _execution(folder, _config(raw, given, methods[0], seeds[0], {}))
+        jobs = {key: _job(folder, key, config, execution) for key, config in configs.items()}
+        for job in jobs.values():
+            _check_same(job)
+        chosen: dict[str, str] = dict.fromkeys(methods, "")
+        failed: dict[str, str] = {}
+        more: dict[str, Any] = {}
+        try:
+            if tuning is not None:
+                tried, failed = _try(grids, jobs, trial_seeds, seeds, workers, watcher)
+                more["tuning"] = record({_stored(jobs, m): tried[m] for m in methods}, tuning, trial_seeds)
+                best = {method: choose(tried[method], tuning.grid) for method in methods}
+                chosen = {method: label(one.settings) for method, one in best.items() if one is not None}
+            finals = [jobs[method, seed, chosen[method]] for seed in seeds for method in chosen]
+            watcher.plan(finals, 0)
+            failed |= play(finals, workers, watcher)
+        finally:
+            watcher.end()
+        failed |= _unscored(methods, chosen, failed)
+        runs = {(m, s): jobs[m, s, chosen[m]] for m in chosen for s in seeds if jobs[m, s, chosen[m]].finished}
+        more["missing"] = [f"{short_name(m)}-seed{s}" for m in methods for s in seeds if (m, s) not in runs]
+        finished = [Finished(_summary(job), job.metrics()) for job in runs.values()]
+        if not finished:
             raise RunError("; ".join(f"{name} failed: {reason}" for name, reason in failed.items()))
-        found = comparison(summaries)
+        reference = _stored(jobs, methods[0] if against is None else against)
+        found, times = comparison(finished, against=reference, target=target, **more), timing(finished)
+        write_whole(folder / "timing.json", _pretty(times))
         write_whole(folder / "comparison.md", markdown(found))
-        write_whole(folder / "comparison.json", json.dumps(json.loads(json_text(found)), indent=1) + "\n")
-    return Outcome(found, failed)
+        write_whole(folder / "comparison.json", _pretty(found))
+    return Outcome(found, times, failed)
 
 
 def read_list(text: str, what: str) -> list[str]:
@@ -142,123 +142,173 @@ def read_list(text: str, what: str) -> list[str]:
     return names
 
 
-def read_seeds(text: str) -> list[int]:
+def read_seeds(text: str, what: str = "--seeds") -> list[int]:
     """Whole numbers with commas between; raises ConfigError for anything else."""
-    names = read_list(text, "--seeds")
+    names = read_list(text, what)
     if not all(name.isdecimal() for name in names):
-        raise ConfigError(f"--seeds needs whole numbers with commas between, such as 0,1,2, not {text!r}")
+        raise ConfigError(f"{what} needs whole numbers with commas between, such as 0,1,2, not {text!r}")
     return [int(name) for name in names]
 
 
+def _validation_share(raw: Mapping[str, Any], given: Sequence[Override]) -> list[Override]:
+    """The share that tuning needs, unless one is given."""
+    partition = with_overrides(raw, given).get("partition")
+    if isinstance(partition, Mapping) and "validation_fraction" in partition:
+        return []
+    return [(["partition", "validation_fraction"], VALIDATION_FRACTION)]
+
+
+def _config(
+    raw: Mapping[str, Any], given: Sequence[Override], method: str, seed: int, settings: Mapping[str, Any]
+) -> Config:
+    """The settings of one run; raises ConfigError for what cannot be meant."""
+    base = dict(raw)
+    if raw.get("method") != method:
+        base.pop("options", None)
+    tried = [(name.split("."), value) for name, value in settings.items()]
+    config = grounded(resolve(base, [*given, *tried, (["method"], method), (["seed"], seed)]))
+    configured(config)
+    return config
+
+
 def _configs(
-    raw: Mapping[str, Any], overrides: Sequence[str], methods: Sequence[str], seeds: Sequence[int]
-) -> dict[str, Config]:
-    """The settings of every run by its name; all are checked before any is played."""
-    given = [parse_override(text) for text in overrides]
-    configs = {}
-    for seed in seeds:
-        for method in methods:
-            base = dict(raw)
-            if raw.get("method") != method:
-                base.pop("options", None)
-            config = grounded(resolve(base, [*given, (["method"], method), (["seed"], seed)]))
-            algorithm(config.method, config.options)
-            configs[f"{short_name(method)}-seed{seed}"] = config
-    if len(configs) != len(seeds) * len(methods):
-        raise ConfigError("two of the methods have the same class name; rename one")
+    raw: Mapping[str, Any], given: Sequence[Override], grids: Grids, seeds: Sequence[int]
+) -> dict[tuple[str, int, str], Config]:
+    """The settings of every run that may be played; all are checked before any is."""
+    configs = {
+        (method, seed, label(settings)): _config(raw, given, method, seed, settings)
+        for seed in seeds
+        for method, grid in grids.items()
+        for settings in grid
+    }
+    if len(configs) != len(seeds) * sum(map(len, grids.values())):
+        raise ConfigError("two of the values to be tried look alike in a file name; leave one out")
     return configs
 
 
-def _execution(folder: Path, configs: Mapping[str, Config]) -> dict[str, Any]:
+def _job(folder: Path, key: tuple[str, int, str], config: Config, execution: Mapping[str, Any]) -> Job:
+    """The run in a folder of its own; `execution` is what was settled for all of them."""
+    method, seed, behind = key
+    name = f"{short_name(method)}-seed{seed}{behind}"
+    settled = config.model_copy(update={"execution": config.execution.model_copy(update=execution)})
+    phases = configured(config).phases(config.rounds)
+    return Job(name, settled, folder / name, sum(phase.rounds for phase in phases))
+
+
+def _unscored(methods: Sequence[str], chosen: Mapping[str, str], failed: Mapping[str, str]) -> dict[str, str]:
+    """The methods for which nothing could be chosen although their runs ended."""
+    return {
+        short_name(method): "none of its runs has a finite validation score"
+        for method in methods
+        if method not in chosen and not any(name.startswith(f"{short_name(method)}-seed") for name in failed)
+    }
+
+
+def _try(
+    grids: Grids,
+    jobs: Jobs,
+    trial_seeds: Sequence[int],
+    seeds: Sequence[int],
+    workers: int,
+    watcher: JobObserver,
+) -> tuple[dict[str, list[Tried]], dict[str, str]]:
+    """Plays every method with all that is tried for it: the validation scores by method, and why runs failed.
+
+    A run with what is then chosen and one of `seeds` is a run of the comparison too, and is not played again.
+    """
+    trials = [jobs[method, seed, label(one)] for seed in trial_seeds for method in grids for one in grids[method]]
+    later = [
+        jobs[method, seed, label(one[0])] for method, one in grids.items() for seed in seeds if seed not in trial_seeds
+    ]
+    watcher.plan(trials, sum(job.rounds for job in later))
+    failed = play(trials, workers, watcher)
+    tried = {
+        method: [
+            Tried(one, {seed: _validation(jobs[method, seed, label(one)]) for seed in trial_seeds})
+            for one in grids[method]
+        ]
+        for method in grids
+    }
+    return tried, failed
+
+
+def _validation(job: Job) -> Validation | None:
+    """What a run scored on the validation shares; nothing else of it is looked at. None where it did not finish."""
+    found = _summary(job).get("validation") if job.finished else None
+    return None if found is None else Validation(found["score"], found["loss"], found["examples"])
+
+
+def _summary(job: Job) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((job.folder / SUMMARY).read_text(encoding="utf-8"))
+    return found
+
+
+def _stored(jobs: Jobs, method: str) -> str:
+    """The method as it stands in configurations, which hold absolute paths."""
+    return next(job.config.method for (given, _, _), job in jobs.items() if given == method)
+
+
+def _pretty(content: Mapping[str, Any]) -> str:
+    return json.dumps(json.loads(json_text(content)), indent=1) + "\n"
+
+
+def _execution(folder: Path, config: Config) -> dict[str, Any]:
     """The execution settings of all runs; what is `auto` is settled once and kept for the comparison's next start."""
-    first = next(iter(configs.values()))
-    if "auto" not in (first.execution.dtype, first.execution.attention, first.execution.clients_per_step):
+    if "auto" not in (config.execution.dtype, config.execution.attention, config.execution.clients_per_step):
         return {}
-    place = folder / "execution.yaml"
+    place = folder / EXECUTION
     if place.is_file():
         chosen: dict[str, Any] = yaml.safe_load(place.read_text(encoding="utf-8"))
     else:
-        plan = build(first).plan
+        plan = build(config).plan
         chosen = {"dtype": plan.dtype, "attention": plan.attention, "clients_per_step": plan.clients_per_step}
         write_whole(place, yaml.safe_dump(chosen, sort_keys=False))
-    given = first.execution.model_dump()
+    given = config.execution.model_dump()
     return {name: value for name, value in chosen.items() if given[name] == "auto"}
 
 
-def _check_same(jobs: Sequence[Job]) -> None:
+def _shared(raw: Mapping[str, Any], given: Sequence[Override], method: str) -> dict[str, Any]:
+    """The settings of all runs, without what single methods have of their own."""
+    common = {name: value for name, value in raw.items() if name not in OWN}
+    config = grounded(resolve(common, [*(one for one in given if one[0][0] not in OWN), (["method"], method)]))
+    return {name: value for name, value in dump(config).items() if name not in OWN}
+
+
+def _check_settings(folder: Path, wanted: Mapping[str, Any]) -> None:
+    """Writes what all runs share, or raises ConfigError when the folder holds runs with other settings."""
+    place = folder / SETTINGS
+    if place.is_file() and any(folder.glob(f"*/{CONFIG}")):
+        there = dump(parse({**read_mapping(place), "method": "any"}))  # settings that are new since then have defaults
+        _refuse(folder, "a comparison", {name: value for name, value in there.items() if name not in OWN}, wanted)
+        return
+    (folder / EXECUTION).unlink(missing_ok=True)
+    write_whole(place, yaml.safe_dump(dict(wanted), sort_keys=False, allow_unicode=True))
+
+
+def _check_same(job: Job) -> None:
     """Raises ConfigError when a folder holds a run of other settings."""
-    for job in jobs:
-        if not (job.folder / CONFIG).is_file():
-            continue
-        there, wanted = dump(read_config(job.folder)[0]), dump(job.config)
-        if there != wanted:
-            key = next(name for name in wanted if there[name] != wanted[name])
-            raise ConfigError(
-                f"{job.folder} holds a run with another setting {key!r}; choose another folder with --out, or remove it"
-            )
+    if (job.folder / CONFIG).is_file():
+        _refuse(job.folder, "a run", dump(read_config(job.folder)[0]), dump(job.config))
 
 
-def _play(jobs: Sequence[Job], workers: int, watcher: JobObserver) -> dict[str, str]:
-    """Plays what is not finished, `workers` at a time; returns why runs failed, by name."""
-    waiting = [job for job in jobs if not job.finished]
-    running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
-    failed: dict[str, str] = {}
-    watcher.begin(jobs)
-    try:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                job = waiting.pop(0)
-                running[job.name] = job, _start(job)
-            for name, (job, process) in list(running.items()):
-                if process.poll() is not None:
-                    del running[name]
-                    if process.returncode != 0 or not job.finished:
-                        failed[name] = _reason(job, process.returncode)
-                    watcher.finished(job, failed.get(name))
-            watcher.look([job for job, _ in running.values()], len(jobs) - len(waiting) - len(running))
-            if running:
-                time.sleep(POLL)
-    finally:
-        for _, process in running.values():
-            process.terminate()
-        for _, process in running.values():
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        watcher.end()
-    return failed
-
-
-def _start(job: Job) -> subprocess.Popen[bytes]:
-    """A worker: it resumes a run that was begun, or starts it. What it says goes into a file beside its folder."""
-    arguments = ["resume", str(job.folder)]
-    if not (job.folder / CONFIG).is_file():
-        place = job.folder.with_suffix(".yaml")
-        write_whole(place, yaml.safe_dump(dump(job.config), sort_keys=False, allow_unicode=True))
-        arguments = ["run", str(place), "--folder", str(job.folder)]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    with _log(job).open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "coterie", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
+def _refuse(place: Path, what: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises ConfigError that names the first setting in which the two differ."""
+    difference = _difference(there, wanted)
+    if difference is not None:
+        name, old, new = difference
+        raise ConfigError(
+            f"{place} holds {what} with {name}: {old}, not {new}; choose another folder with --out, or remove it"
         )
 
 
-def _log(job: Job) -> Path:
-    return job.folder.with_suffix(".log")
-
-
-def _reason(job: Job, code: int) -> str:
-    """The last line that a worker wrote."""
-    lines = _log(job).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    last = lines[-1] if lines else "it said nothing"
-    return f"{last.removeprefix('coterie: error: ')} (exit code {code}, see {_log(job)})"
+def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any], before: str = "") -> tuple[str, Any, Any] | None:
+    """The dotted name of the first setting that differs, and both values."""
+    for name in dict.fromkeys([*wanted, *there]):
+        old, new = there.get(name), wanted.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found = _difference(old, new, f"{before}{name}.")
+            if found is not None:
+                return found
+        elif old != new:
+            return f"{before}{name}", old, new
+    return None
