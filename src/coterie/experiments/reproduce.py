@@ -1,0 +1,320 @@
+"""`coterie reproduce`: tables and figures of the papers, computed anew and put beside what the papers report.
+
+Runs are comparisons (`compare`) under <folder>/runs, so one that was broken off goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie.algorithms import METHODS
+from coterie.errors import ConfigError
+from coterie.experiments.compare import compare
+from coterie.experiments.config import merged
+from coterie.experiments.folders import json_text, versions, write_whole
+from coterie.experiments.methods import method_class, short_name
+from coterie.experiments.papers import curves, server_times, setting
+from coterie.experiments.papers.claims import judged
+from coterie.experiments.papers.definition import Column, Definition, Row, Scale, at_scale, definition, names
+from coterie.experiments.papers.reading import FIGURES, Cell, Finished, cell, finished_runs, further_cells
+from coterie.experiments.papers.writing import LEFT_OUT, NOT_HERE, markdown
+from coterie.experiments.workers import JobObserver
+
+SCALES = ("small", "paper")
+MAJORITY = "majority"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Runs that share all settings but method and seed: one comparison in one folder."""
+
+    folder: str
+    title: str
+    config: dict[str, Any]
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """Where the result was written, its content (result.json), and why runs failed."""
+
+    folder: Path
+    result: dict[str, Any]
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def reproductions() -> dict[str, Definition]:
+    """Every reproduction by name."""
+    return {name: definition(name) for name in names()}
+
+
+def reproduction_folder(name: str, scale: str) -> Path:
+    """reproductions/<paper>/<name>-<scale>."""
+    return Path("reproductions") / f"{name}-{scale}"
+
+
+def reproduce(
+    name: str,
+    *,
+    scale: str = "small",
+    seeds: Sequence[int] | None = None,
+    methods: Sequence[str] | None = None,
+    settings: Sequence[str] = (),
+    folder: Path | None = None,
+    workers: int = 1,
+    watcher: Callable[[], JobObserver],
+    say: Callable[[str], None] = lambda text: None,
+) -> Reproduced:
+    """Computes a table or figure and writes result.json, result.md and, of a figure, figure.svg and figure.png.
+
+    seeds: by default the definition's. methods: rows in place of the definition's, by name; others are run with
+    averaged heads. settings: `dotted.key=value` over every run's. watcher: makes the observer of each comparison.
+
+    Raises:
+        ConfigError: no such name, scale or method, or a folder that holds runs of other settings.
+        RunError: a comparison of which no run finished.
+    """
+    whole = definition(name)
+    if scale not in whole.scales:
+        raise ConfigError(f"{name} has no scale {scale!r}; known: {', '.join(whole.scales)}")
+    if methods is not None:
+        whole = with_methods(name, whole, methods)
+    chosen = whole.scales[scale]
+    reported = whole.columns
+    whole = at_scale(whole, chosen)
+    place = folder if folder is not None else reproduction_folder(name, scale)
+    used = list(seeds) if seeds is not None else list(chosen.seeds)
+    if whole.kind == "curves":
+        curves.require_matplotlib()
+    place.mkdir(parents=True, exist_ok=True)
+    failed: dict[str, str] = {}
+    runs: dict[str, dict[str, list[Finished]]] = {}
+    if whole.kind == "server":
+        if settings:
+            raise ConfigError(f"{name} is timed, not run: it takes no settings such as {settings[0]}")
+        used = used[:1]
+        cells = server_times.measured(whole, chosen.config, place / "seconds.json", used[0], say)
+        here = _server_setting(chosen)
+    else:
+        blocks = plan(whole, chosen)
+        for number, block in enumerate(blocks, start=1):
+            say(f"{name}, part {number} of {len(blocks)}: {block.title}")
+            under = place / "runs" / block.folder
+            outcome = compare(block.config, settings, block.methods, used, under, workers=workers, watcher=watcher())
+            failed |= {f"{block.folder}/{run}": reason for run, reason in outcome.failed.items()}
+        runs = _runs(whole, place, used)
+        cells = _cells(whole, runs)
+        here = setting.of_runs([run for row in runs.values() for found in row.values() for run in found], used)
+    result = {
+        "name": name,
+        "title": whole.title,
+        "paper": whole.paper,
+        "shows": whole.shows,
+        "kind": whole.kind,
+        "scale": scale,
+        "about": chosen.about,
+        "command": _command(name, scale, used, methods, settings, workers if whole.kind != "server" else None),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "versions": versions(),
+        "seeds": used,
+        "figures": whole.figures,
+        "columns": {column: entry.title for column, entry in whole.columns.items()},
+        "reported": _only_reported(reported, whole),
+        "rows": _rows(whole, chosen, cells, runs),
+        "claims": judged(whole, cells),
+        "setting": setting.lines(whole.setting, here),
+        "notes": [*whole.notes, *chosen.notes],
+    }
+    if whole.kind == "curves":
+        curves.draw(result, whole.figures, place / "figure")
+        result["picture"] = "figure.svg"
+    write_whole(place / "result.json", json.dumps(json.loads(json_text(result)), indent=1, ensure_ascii=False) + "\n")
+    write_whole(place / "result.md", markdown(result))
+    return Reproduced(place, result, failed)
+
+
+def plan(whole: Definition, scale: Scale) -> list[Block]:
+    """The comparisons of a scale: its columns times the variants of its rows, of the methods that are here."""
+    made: list[Block] = []
+    for column, entry in at_scale(whole, scale).columns.items():
+        by_variant: dict[str, list[str]] = {}
+        for name, row in whole.rows.items():
+            if row.method is not None and _is_here(row.method) and name not in scale.left_out:
+                by_variant.setdefault(row.variant, []).append(row.method)
+        base = merged(merged(scale.config, entry.config), scale.columns.get(column, {}))
+        for variant, listed in by_variant.items():
+            config = merged(merged(base, whole.variants[variant]), scale.cells.get(f"{column}/{variant}", {}))
+            title = f"{entry.title}, {variant}"
+            made.append(Block(_block_folder(column, variant), title, config, tuple(dict.fromkeys(listed))))
+    return made
+
+
+def with_methods(name: str, whole: Definition, methods: Sequence[str]) -> Definition:
+    """The definition with these methods as its rows; one that the paper has not gets averaged heads.
+
+    Raises:
+        ConfigError: rows that are more than methods (variants of one method), or no such method.
+    """
+    if whole.kind == "server" or len({row.variant for row in whole.rows.values()}) > 2:
+        raise ConfigError(f"the rows of {name} are not single methods; leave --methods out")
+    rows: dict[str, Row] = {}
+    for method in methods:
+        there = {row: entry for row, entry in whole.rows.items() if entry.method == method}
+        if not there:
+            kind = method_class(method)
+            title = kind.traits.title or method
+            there = {short_name(method): Row(title=title, method=method, variant="averaged", extra=True)}
+        rows |= there
+    claims = [
+        claim.model_copy(
+            update={
+                "first": [row for row in claim.first if row in rows],
+                "second": [row for row in claim.second if row in rows],
+            }
+        )
+        for claim in whole.claims
+    ]
+    kept = [
+        claim
+        for claim, before in zip(claims, whole.claims, strict=True)
+        if claim.untested or (claim.first and (claim.second or not before.second))
+    ]
+    return whole.model_copy(update={"rows": rows, "claims": kept})
+
+
+def machine() -> dict[str, Any]:
+    """The class of this machine, without any name: cores and what its processor can do."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"cores": os.cpu_count(), "cpu": capability, "architecture": versions()["machine"]}
+
+
+def _is_here(method: str) -> bool:
+    return ":" in method or method in METHODS
+
+
+def _block_folder(column: str, variant: str) -> str:
+    return f"{column}_{variant}"
+
+
+def _runs(whole: Definition, place: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[Finished]]]:
+    """The finished runs by row and column."""
+    found: dict[str, dict[str, list[Finished]]] = {}
+    for row, entry in whole.rows.items():
+        if entry.method is not None and _is_here(entry.method):
+            found[row] = {
+                column: finished_runs(place / "runs" / _block_folder(column, entry.variant), entry.method, seeds)
+                for column in whole.columns
+            }
+    return found
+
+
+def _cells(whole: Definition, runs: Mapping[str, Mapping[str, Sequence[Finished]]]) -> dict[str, dict[str, Any]]:
+    return {
+        row: {
+            column: {
+                figure: cell({str(run.summary["seed"]): FIGURES[figure].pick(run, whole.layer) for run in found})
+                for figure in whole.figures
+            }
+            for column, found in by_column.items()
+        }
+        for row, by_column in runs.items()
+    }
+
+
+def _only_reported(columns: Mapping[str, Column], whole: Definition) -> dict[str, str]:
+    """The columns, by name with their titles, that the paper reports and this scale has not."""
+    told = {column for row in whole.rows.values() for column in row.paper}
+    return {name: entry.title for name, entry in columns.items() if name in told and name not in whole.columns}
+
+
+def _rows(
+    whole: Definition,
+    scale: Scale,
+    cells: Mapping[str, Mapping[str, Mapping[str, Cell]]],
+    runs: Mapping[str, Mapping[str, Sequence[Finished]]],
+) -> dict[str, dict[str, Any]]:
+    """Each row with what the paper reports, what was found here, and what it consists of; then the baselines."""
+    made: dict[str, dict[str, Any]] = {}
+    for row, entry in whole.rows.items():
+        here = not entry.operation and entry.method is not None and not _is_here(entry.method)
+        heads = whole.variants.get(entry.variant, {}).get("federation", {}).get("head", "")
+        made[row] = {
+            "title": entry.title + (" (not in the paper)" if entry.extra and whole.kind == "runs" else ""),
+            "method": entry.method or entry.operation["kind"],
+            "heads": {"local": "own"}.get(heads, heads),
+            "paper": {column: list(reported) for column, reported in entry.paper.items()},
+            "here": cells.get(row, {}),
+            "state": NOT_HERE if here else LEFT_OUT if row in scale.left_out else "",
+            "note": entry.note,
+        }
+        if whole.kind == "curves" and row in runs:
+            made[row]["series"] = {
+                column: curves.series(found, whole.figures, whole.layer) for column, found in runs[row].items()
+            }
+        if whole.kind == "runs" and row in runs:
+            made |= _further(row, made[row], runs[row])
+    if whole.kind == "runs" and runs:
+        made[MAJORITY] = _majority(whole, runs)
+    return made
+
+
+def _further(row: str, entry: Mapping[str, Any], runs: Mapping[str, Sequence[Finished]]) -> dict[str, dict[str, Any]]:
+    """Rows of a method's further models, such as FedPA-LoRA's preserved factors."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for column, found in runs.items():
+        for name, figures in further_cells(found).items():
+            by_name.setdefault(name, {})[column] = figures
+    return {
+        f"{row}/{name}": {**entry, "title": f"– its {name} model (not in the paper)", "paper": {}, "here": here}
+        for name, here in by_name.items()
+    }
+
+
+def _majority(whole: Definition, runs: Mapping[str, Mapping[str, Sequence[Finished]]]) -> dict[str, Any]:
+    """What always the most frequent class would score, under the names of the figures that it belongs to."""
+    here: dict[str, dict[str, Cell]] = {}
+    for column in whole.columns:
+        found = {str(run.summary["seed"]): run for by_column in runs.values() for run in by_column[column]}
+        here[column] = {
+            figure: cell({seed: FIGURES[f"{MAJORITY}_{figure}"].pick(run, "") for seed, run in found.items()})
+            for figure in whole.figures
+            if f"{MAJORITY}_{figure}" in FIGURES
+        }
+    title = "always the most frequent class"
+    return {"title": title, "method": "", "heads": "–", "paper": {}, "here": here, "state": "", "note": ""}
+
+
+def _server_setting(scale: Scale) -> dict[str, str]:
+    found = machine()
+    return {
+        "hardware": f"one thread of {found['cores']} cores ({found['cpu']}), no GPU",
+        "layers": "query and value projections, " + ("all" if scale.config["whole"] else "one of each shape"),
+        "factors": "random, normal",
+        "arithmetic": str(scale.config["dtype"]),
+    }
+
+
+def _command(
+    name: str,
+    scale: str,
+    seeds: Sequence[int],
+    methods: Sequence[str] | None,
+    settings: Sequence[str],
+    workers: int | None,
+) -> str:
+    parts = ["coterie", "reproduce", name, *settings, "--scale", scale, "--seeds", ",".join(map(str, seeds))]
+    if methods is not None:
+        parts += ["--methods", ",".join(methods)]
+    if workers is not None:
+        parts += ["--workers", str(workers)]
+    return shlex.join(parts)
