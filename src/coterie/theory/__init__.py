@@ -1,0 +1,1 @@
+"""The papers' statements as functions of what can be measured."""
