@@ -49,6 +49,18 @@ def squared_distance(B: Tensor, A: Tensor, B2: Tensor, A2: Tensor, *, dtype: tor
     return (raw + (raw.clamp(min=0) - raw).detach()).to(common_dtype((B, A), (B2, A2)))
 
 
+def cosine(B: Tensor, A: Tensor, B2: Tensor, A2: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    """<BA, B2 A2> / (||BA|| ||B2 A2||), 0 where a product vanishes, differentiable elsewhere in all four.
+
+    Shapes, dtype and errors as in `inner`. Source: LoRA-FAIR (arXiv 2411.14961).
+    """
+    first, second = cast((B, A), dtype), cast((B2, A2), dtype)
+    squares = _inner(first, first) * _inner(second, second)
+    alive = squares > 0
+    value = torch.where(alive, _inner(first, second) / torch.where(alive, squares, 1).sqrt(), 0)
+    return value.to(common_dtype((B, A), (B2, A2)))
+
+
 @torch.no_grad()
 def distance(B: Tensor, A: Tensor, B2: Tensor, A2: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
     """||BA - B2 A2||_F, accurate also when the products nearly coincide; not differentiable.

@@ -1,0 +1,146 @@
+"""FedEx-LoRA: average the factors, and add to the base what that loses.
+
+FedEx-LoRA, arXiv 2410.09432. Bbar = sum p_i B_i, Abar = sum p_i A_i; the residual sum p_i B_i A_i - Bbar Abar goes into
+the base of all, W <- W + s residual, so that the deployed model is the mean of the clients' exactly.
+Up: B_i, A_i, r (m + n) scalars a layer. Down: the averaged factors, r (m + n); as a patch of the base, the residual.
+Deviations: the residual travels as the factors [p_1 B_1, ...] and [A_1 - Abar; ...], N r (m + n) scalars for N clients
+that answered, in place of the dense m n: the same matrix. A client that missed rounds is sent their residuals too.
+Weights may differ (p_i in all three sums); where scales do, B_i is written in the first client's. The released code
+adds the residual transposed to square layers; here it is added as the paper has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.factors import (
+    average_factors,
+    check_adapter,
+    cut_for,
+    in_one_scale,
+    initial_adapter,
+    require_equal_ranks,
+)
+from coterie.maths.lowrank import truncate
+from coterie.protocol import (
+    Adapter,
+    BaseLog,
+    Card,
+    Client,
+    Federation,
+    Fit,
+    Layer,
+    LowRank,
+    Model,
+    Server,
+    Traits,
+    Upload,
+    Uploads,
+    message,
+)
+
+
+@message
+class State:
+    """The averaged factors, and the residuals of all rounds as patches of the base."""
+
+    lora: Adapter
+    base: BaseLog = BaseLog()
+
+
+@dataclass(frozen=True)
+class FedExLoRA(Algorithm):
+    """Averaged factors with their residual in the base (arXiv 2410.09432)."""
+
+    traits = Traits(
+        title="FedEx-LoRA",
+        paper="arXiv 2410.09432",
+        up="B, A: r (m + n)",
+        down="mean B, mean A: r (m + n); residual: N r (m + n)",
+        ranks="equal",
+        weights="uniform",
+        exact=True,
+        gauge_invariant=True,
+        one_client=True,
+        equal_clients=True,
+        zero_weight=True,
+        changes_base=True,
+    )
+
+    def start(self, federation: Federation, server: Server) -> State:
+        require_equal_ranks(federation, self.traits.title)
+        scale = federation.cards[0].scale
+        return State(initial_adapter(federation.layers, federation.rank, scale, server.key("init")))
+
+    def send(self, state: State, card: Card) -> Adapter:
+        return cut_for(state.lora, card)  # the engine brings the base up to date
+
+    def local(self, client: Client, download: Adapter) -> Program:
+        fitted = yield Fit(Model(lora=download))
+        return Upload(fitted.model["lora"])
+
+    def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
+        rank = max(term.rank for term in state.lora.values())
+        mean = average_factors(uploads, rank)  # Bbar, Abar
+        lost = {name: self.sent(term, rank) for name, term in residual(uploads, mean, rank).items()}
+        return State(state.lora | mean, state.base.add(lost))  # W <- W + s (sum p_i B_i A_i - Bbar Abar)
+
+    def sent(self, residual: LowRank, rank: int) -> LowRank:
+        """What travels of a layer's residual, where clients have this rank."""
+        return residual
+
+    def check(self, payload: Any, card: Card) -> None:
+        check_adapter(payload, card)
+
+    def site_model(self, client: Client, download: Adapter) -> Model:
+        return Model(lora=download)
+
+    def global_model(self, state: State) -> Model:
+        return Model(lora=state.lora)
+
+    def bytes_up(self, layer: Layer, card: Card) -> int:
+        return card.rank * (layer.d_out + layer.d_in) * BYTES
+
+    def bytes_down(self, layer: Layer, card: Card) -> int:
+        return card.rank * (layer.d_out + layer.d_in) * BYTES
+
+
+@dataclass(frozen=True)
+class FedExTruncated(FedExLoRA):
+    """The same with the best approximation of the residual at a low rank, R' (m + n) scalars whatever N is.
+
+    residual_rank: R'; the clients' own rank where None.
+    """
+
+    residual_rank: int | None = None
+
+    traits = replace(
+        FedExLoRA.traits,
+        title="FedEx-LoRA, truncated",
+        down="mean B, mean A: r (m + n); residual: R' (m + n)",
+        exact=False,
+        gauge_invariant=False,
+    )
+
+    def __post_init__(self) -> None:
+        if self.residual_rank is not None and self.residual_rank < 1:
+            raise ValueError(f"residual_rank must be at least 1, not {self.residual_rank}; fedit sends no residual")
+
+    def sent(self, residual: LowRank, rank: int) -> LowRank:
+        best = truncate(residual.B, residual.A, rank if self.residual_rank is None else self.residual_rank)
+        return replace(residual, B=best.B, A=best.A)
+
+
+def residual(uploads: Uploads, mean: Adapter, rank: int) -> Adapter:
+    """sum p_i B_i A_i - Bbar Abar = sum p_i B_i (A_i - Abar), layer by layer, of rank N r."""
+    made: Adapter = {}
+    for name, terms in in_one_scale(uploads, rank):
+        factors = [(term.left, term.A) for _, term in terms]
+        right, left = stack_one_sided([(A.mT, B.mT) for B, A in factors], [weight for weight, _ in terms])
+        apart = right.mT.unflatten(0, (len(terms), rank)) - mean[name].A
+        made[name] = replace(mean[name], B=left.mT, A=apart.flatten(0, 1))
+    return made

@@ -1,0 +1,154 @@
+"""RoLoRA: train B and A in turns, so that every average is exact.
+
+RoLoRA, arXiv 2502.01755. In rounds 1, 3, 5, ... B is trained beside the common A, in rounds 2, 4, ... A beside the
+common B; the mean of the trained factor is taken. B comes first: as long as it is 0, A has no gradient.
+Up: the trained factor, r m or r n scalars a layer by turns. Down: the factor that changed since the client's last
+round, which is the one that the round before trained; both for a client that missed rounds; once, the seed of A.
+Deviations: averages reach clients with their next download, so a round's download is the paper's broadcast of the
+round before, and the first round's is the seed alone. Local training is the experiment's, where the paper's theory
+solves for B exactly and takes a gradient step on A. One scale and one rank are required of all clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.factors import check_factor, initial_factors, require_common_scale, require_equal_ranks
+from coterie.errors import ModelError
+from coterie.maths.keys import Key
+from coterie.protocol import (
+    Adapter,
+    Card,
+    Client,
+    Federation,
+    Fit,
+    Layer,
+    Model,
+    Once,
+    Server,
+    Traits,
+    Upload,
+    Uploads,
+    message,
+)
+
+Factor = Literal["B", "A"]
+
+
+@message
+class State:
+    """The global pair, the seed of its A, in which round each factor last changed, and each client last answered."""
+
+    lora: Adapter
+    init_key: Key
+    changed: dict[str, int]
+    answered: dict[str, int]
+
+
+@message
+class Download:
+    """The factors that the client lacks, by name and layer; the seed of A: a Once when sent, the Key on arrival."""
+
+    factors: dict[str, dict[str, Tensor]]
+    init_key: Any
+
+
+@message
+class Half:
+    """The factor that a client trained, "B" or "A", by layer."""
+
+    factor: Factor
+    values: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RoLoRA(Algorithm):
+    """Alternating optimisation of the two factors (arXiv 2502.01755)."""
+
+    traits = Traits(
+        title="RoLoRA",
+        paper="arXiv 2502.01755",
+        up="B or A by turns: r m, r n",
+        down="mean B or mean A by turns: r m, r n",
+        ranks="equal",
+        weights="uniform",
+        common_scale=True,
+        exact=True,
+        best_rank=True,
+        one_client=True,
+        equal_clients=True,
+        zero_weight=True,
+        linear_upload=True,
+        averages=True,
+        keeps_memory=True,
+    )
+
+    def start(self, federation: Federation, server: Server) -> State:
+        require_equal_ranks(federation, "RoLoRA")
+        require_common_scale(federation, "RoLoRA")
+        key = server.key("init")
+        return State(initial_factors(federation.cards[0], key), key, {"B": 0, "A": 0}, {})
+
+    def send(self, state: State, card: Card) -> Download:
+        # Who answered in round t has both factors as they were before t; who never did draws the initial ones.
+        since = state.answered.get(card.id, 1)
+        lacking = [factor for factor, changed in state.changed.items() if changed >= since]
+        factors = {f: {name: state.lora[name].parameters[f] for name in card.layers} for f in lacking}
+        return Download(factors, Once(state.init_key))
+
+    def local(self, client: Client, download: Download) -> Program:
+        start, trains = current_pair(client, download), factor_of(client.round)
+        client.memory["factors"] = start
+        fitted = yield Fit(Model(lora=start), train=(f"lora.*.{trains}",))
+        return Upload(Half(trains, {name: term.parameters[trains] for name, term in fitted.model["lora"].items()}))
+
+    def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
+        trained = factor_of(server.round)
+        due = uploads.where(lambda one: one.payload.factor == trained)  # nobody is out of turn, unless out of order
+        if not len(due):
+            return state
+        mean = due.mean(lambda payload: payload.values)  # Bbar = sum p_i B_i, or Abar = sum p_i A_i
+        lora = {name: replace(state.lora[name], **{trained: value}) for name, value in mean.items()}
+        answered = dict.fromkeys((one.card.id for one in due), server.round)
+        return State(
+            state.lora | lora, state.init_key, state.changed | {trained: server.round}, state.answered | answered
+        )
+
+    def check(self, payload: Any, card: Card) -> None:
+        if not isinstance(payload, Half) or payload.factor not in ("B", "A"):
+            raise ModelError(f"client {card.id}: an upload must be one half, B or A, of every adapted layer's pair")
+        check_factor(payload.values, card, payload.factor)
+
+    def site_model(self, client: Client, download: Download) -> Model:
+        return Model(lora=current_pair(client, download))
+
+    def global_model(self, state: State) -> Model:
+        return Model(lora=state.lora)
+
+    def bytes_up(self, layer: Layer, card: Card) -> int:
+        return card.rank * (layer.d_out + layer.d_in) * BYTES // 2
+
+    def bytes_down(self, layer: Layer, card: Card) -> int:
+        return card.rank * (layer.d_out + layer.d_in) * BYTES // 2
+
+    def bytes_of_round(self, layer: Layer, card: Card, number: int) -> tuple[int, int]:
+        size = {"B": card.rank * layer.d_out * BYTES, "A": card.rank * layer.d_in * BYTES}
+        return size[factor_of(number)], size[factor_of(number - 1)] if number > 1 else 0
+
+
+def factor_of(number: int) -> Factor:
+    """The factor that is trained in this round."""
+    return "B" if number % 2 == 1 else "A"
+
+
+def current_pair(client: Client, download: Download) -> Adapter:
+    """The global pair: what the client had in its last round, or drew, with what it was sent in its place."""
+    held: Adapter | None = client.memory.get("factors")
+    pair = initial_factors(client.card, download.init_key) if held is None else held
+    for factor, values in download.factors.items():
+        pair = {name: replace(term, **{factor: values[name]}) for name, term in pair.items()}
+    return pair

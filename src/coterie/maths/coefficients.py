@@ -1,0 +1,73 @@
+"""Two lists of coefficients, so that the product of two combined factors comes near a mean of products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from coterie.maths.stacking import Factors, check_products
+
+RIDGE = 1e-10
+"""How strongly coefficients are held where they are, as a share of the normal equations' mean eigenvalue.
+
+Clients that nearly coincide leave directions undetermined, in which the plain solution would be rounding.
+"""
+
+
+@torch.no_grad()
+def product_coefficients(
+    factors: Sequence[Factors],
+    weights: Sequence[float],
+    sweeps: int,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    """P and Q that make ||(sum_u Q_u B_u)(sum_u P_u A_u) - sum_u p_u B_u A_u||_F small, from P = Q = p on.
+
+    Alternating least squares: a sweep solves for Q with P as it is, then for P; both are N x N systems whose entries
+    are traces of r x r products, so that after (m + n) N^2 r^2 for the Gram matrices a sweep costs N^2 r^2 + N^3,
+    whatever m and n. The error never rises. Source: the objective of FLoRA-NA (arXiv 2509.26399), whose solver is not
+    known here.
+
+    Args:
+        factors: pairs B_u (m, r), A_u (r, n), of one rank.
+        weights: p_u of the mean; P and Q start from them.
+        sweeps: how many, >= 0.
+        dtype: of the computation.
+
+    Returns:
+        P and Q, both (N,), in `dtype`.
+
+    Raises:
+        ValueError: factors that cannot be added, ranks that differ, another number of weights, negative sweeps.
+    """
+    check_products(factors)
+    ranks = {B.shape[-1] for B, _ in factors}
+    if len(ranks) > 1:
+        raise ValueError(f"factors of ranks {sorted(ranks)} cannot be combined; they must have one rank")
+    if len(factors) != len(weights) or sweeps < 0:
+        raise ValueError(f"{len(factors)} pairs of factors, {len(weights)} weights, {sweeps} sweeps do not go together")
+    B, A = torch.stack([b for b, _ in factors]).to(dtype), torch.stack([a for _, a in factors]).to(dtype)
+    grams_B = torch.einsum("umr,vms->uvrs", B, B)  # B_u^T B_v
+    grams_A = torch.einsum("urn,vsn->uvrs", A, A)  # A_u A_v^T
+    p = torch.tensor(weights, dtype=dtype, device=B.device)
+    P = Q = p
+    for _ in range(sweeps):
+        Q = _solved(Q, P, p, grams_B, grams_A)
+        P = _solved(P, Q, p, grams_A, grams_B)
+    return P, Q
+
+
+def _solved(own: Tensor, other: Tensor, p: Tensor, grams: Tensor, fixed: Tensor) -> Tensor:
+    """The least-squares coefficients of the factors with these Gram matrices, beside the other, fixed ones.
+
+    A ridge holds them near `own`, where they are, so that the error cannot rise.
+    <B_u A_v, B_w A_x> = sum_rs (B_u^T B_w)_rs (A_v A_x^T)_rs.
+    """
+    G = torch.einsum("uwrs,rs->uw", grams, torch.einsum("v,x,vxrs->rs", other, other, fixed))
+    h = torch.einsum("w,uwrs,wrs->u", p, grams, torch.einsum("v,vwrs->wrs", other, fixed))
+    ridge = (RIDGE * G.diagonal().mean()).clamp(min=torch.finfo(G.dtype).tiny)
+    moved: Tensor = torch.linalg.solve(G + ridge * torch.eye(len(p), dtype=G.dtype, device=G.device), h - G @ own)
+    return own + moved
