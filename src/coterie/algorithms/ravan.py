@@ -1,0 +1,197 @@
+"""Ravan: several small cores between frozen bases that all share; a client trains as many of them as it can.
+
+Ravan, arXiv 2506.05568. W + sum_j s_j U_j H_j V_j over h heads; U_j (m, r) and V_j (r, n) come from a seed and stay;
+H_j starts at 0, s_j at 1 in every round. A client chooses h_i heads by their weight norm, trains their H_j and s_j and
+sends s_j H_j; the other heads take part in its forward pass, frozen.
+Up: the chosen cores, h_i r^2 scalars a layer, and which they are. Down: all cores, h r^2; once, the seed of the bases.
+Each head moves to the mean of s_j H_j over those who trained it, and stays where nobody did. Bases being common, that
+is the mean of the products.
+Deviations: no code of the authors is known. A client's rank, its budget, buys one head for each `rank_per_head` of it,
+and a head is as wide as that much of a low-rank pair would cost, r^2 <= rank_per_head (m + n), which meets FedPA-LoRA's
+comparison (ranks 2, 4, 16 have 1, 2, 8 heads of width 64 where m = n = 1024); nor may all heads together be wider than
+the layer, in which they could not be orthogonal. One choice of heads serves all layers; equal norms, as of all heads at
+the start, are decided at random. The p_i are renormalised over those who trained a head. The scale of the experiment
+is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.factors import moved_rows
+from coterie.errors import ConfigError, ModelError
+from coterie.maths.bases import gaussian_columns, orthonormal_columns
+from coterie.maths.keys import Key
+from coterie.protocol import (
+    Card,
+    Client,
+    Core,
+    Federation,
+    Fit,
+    Gradient,
+    Layer,
+    Model,
+    Once,
+    Server,
+    Traits,
+    Upload,
+    Uploads,
+    message,
+)
+
+
+@message
+class State:
+    """H (h, r, r) of every layer, the layers, and the seed of the bases."""
+
+    cores: dict[str, Tensor]
+    layers: dict[str, Layer]
+    key: Key
+
+
+@message
+class Download:
+    """H of every layer, and the seed of the bases: a Once when sent, the Key itself on arrival."""
+
+    cores: dict[str, Tensor]
+    key: Any
+
+
+@message
+class Heads:
+    """The heads that a client trained, ascending, and s_j H_j of these (h_i, r, r) by layer."""
+
+    chosen: list[int]
+    cores: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Ravan(Algorithm):
+    """Multi-head cores on frozen bases (arXiv 2506.05568).
+
+    heads: h. rank_per_head: how much of a client's rank one head takes. head_rank: r, as above unless given. choose:
+    the heads of the largest norm, or of the largest gradient on the coming mini-batch, or any. bases: Gram-Schmidt
+    over all heads, or Gaussian.
+    """
+
+    heads: int = 4
+    rank_per_head: int = 2
+    head_rank: int | None = None
+    choose: Literal["norm", "gradient", "random"] = "norm"
+    bases: Literal["orthonormal", "gaussian"] = "orthonormal"
+
+    traits = Traits(
+        title="Ravan",
+        paper="arXiv 2506.05568",
+        up="chosen cores: h_i r^2",
+        down="all cores: h r^2",
+        ranks="unequal",
+        gauge_invariant=True,
+        one_client=True,
+        zero_weight=True,
+    )
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.rank_per_head < 1 or (self.head_rank is not None and self.head_rank < 1):
+            raise ValueError("heads, rank_per_head and head_rank must be 1 at least")
+
+    def width(self, layer: Layer) -> int:
+        """r, the width of each head in this layer."""
+        room = min(layer.d_out, layer.d_in) // self.heads if self.bases == "orthonormal" else layer.d_out
+        return self.head_rank or min(isqrt(self.rank_per_head * (layer.d_out + layer.d_in)), room)
+
+    def number(self, card: Card) -> int:
+        """h_i, the heads that this client trains: one at least."""
+        return min(self.heads, max(1, card.rank // self.rank_per_head))
+
+    def start(self, federation: Federation, server: Server) -> State:
+        for name, layer in federation.layers.items():
+            wide, limit = self.heads * max(1, self.width(layer)), min(layer.d_out, layer.d_in)
+            if self.bases == "orthonormal" and wide > limit:
+                raise ConfigError(
+                    f"Ravan: {self.heads} heads of width {wide // self.heads} do not fit layer {name}, in which only "
+                    f"{limit} directions are orthogonal; lower heads or head_rank, or take bases=gaussian"
+                )
+        sizes = {name: (self.heads, *[self.width(layer)] * 2) for name, layer in federation.layers.items()}
+        cores = {name: torch.zeros(size) for name, size in sizes.items()}
+        return State(cores, federation.layers, server.key("bases"))
+
+    def send(self, state: State, card: Card) -> Download:
+        return Download({name: state.cores[name] for name in card.layers}, Once(state.key))
+
+    def local(self, client: Client, download: Download) -> Program:
+        whole = self.terms(download.cores, client.card.layers, download.key, gain=True)
+        chosen = yield from self.chosen(client, whole)
+        rest = [j for j in range(self.heads) if j not in chosen]
+        own = {name: term.chosen(chosen) for name, term in whole.items()}
+        frozen = {name: term.chosen(rest) for name, term in whole.items()}
+        fitted = yield Fit(Model(core=own, shared=frozen) if rest else Model(core=own), train=("core.*",))
+        return Upload(Heads(chosen, {name: term.folded() for name, term in fitted.model["core"].items()}))
+
+    def chosen(self, client: Client, whole: Mapping[str, Core]) -> Program:
+        """=> the heads to train, ascending: those of the highest score over all layers, ties at random."""
+        number, scores = self.number(client.card), torch.zeros(self.heads, dtype=torch.float64)
+        if number == self.heads:
+            return list(range(self.heads))
+        if self.choose == "norm":
+            scores = squared_norms([term.core for term in whole.values()])
+        elif self.choose == "gradient":
+            grads = yield Gradient(Model(core=whole), "train", wrt=("core.*.core",), batch="first")
+            scores = squared_norms([grads[f"core.{name}.core"] for name in whole])
+        order = client.key("heads").permutation(self.heads).tolist()
+        return sorted(sorted(order, key=lambda j: -float(scores[j]))[:number])
+
+    def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
+        made = {}
+        for name, H in state.cores.items():
+            held = [(u.weight, u.payload.chosen, u.payload.cores[name]) for u in uploads if name in u.payload.cores]
+            made[name] = moved_rows(H, held, among_trainers=True)  # H_j: the mean of s_j H_j over who trained j
+        return State(made, state.layers, state.key)
+
+    def check(self, payload: Any, card: Card) -> None:
+        number = self.number(card)
+        if not isinstance(payload, Heads) or set(payload.cores) != set(card.layers):
+            raise ModelError(f"client {card.id}: the trained heads of each of {len(card.layers)} layers are expected")
+        if len(set(payload.chosen)) != number or not set(payload.chosen) <= set(range(self.heads)):
+            raise ModelError(f"client {card.id}: heads {payload.chosen} where {number} of {self.heads} are expected")
+        for name, core in payload.cores.items():
+            size = (number, *[self.width(card.layers[name])] * 2)
+            if tuple(core.shape) != size or len(payload.chosen) != number:
+                raise ModelError(f"client {card.id}, layer {name}: cores {tuple(core.shape)} where {size} is expected")
+
+    def site_model(self, client: Client, download: Download) -> Model:
+        return Model(core=self.terms(download.cores, client.card.layers, download.key))
+
+    def global_model(self, state: State) -> Model:
+        return Model(core=self.terms(state.cores, state.layers, state.key))
+
+    def terms(
+        self, cores: Mapping[str, Tensor], layers: Mapping[str, Layer], key: Key, gain: bool = False
+    ) -> dict[str, Core]:
+        """All heads of every layer between their bases; with `gain`, s_j = 1 to be trained."""
+        columns = orthonormal_columns if self.bases == "orthonormal" else gaussian_columns
+        made = {}
+        for name, H in cores.items():
+            rank = len(H) * H.shape[-1]
+            U = columns(key.fold(name, "U"), layers[name].d_out, rank)
+            V = columns(key.fold(name, "V"), layers[name].d_in, rank).mT
+            made[name] = Core(U, H, V, torch.ones(len(H)) if gain else None)
+        return made
+
+    def bytes_up(self, layer: Layer, card: Card) -> int:
+        return self.number(card) * self.width(layer) ** 2 * BYTES
+
+    def bytes_down(self, layer: Layer, card: Card) -> int:
+        return self.heads * self.width(layer) ** 2 * BYTES
+
+
+def squared_norms(parts: list[Tensor]) -> Tensor:
+    """The squared Frobenius norm of each head (h, r, r), summed over layers: (h,)."""
+    return torch.stack([part.double().square().sum(dim=(-2, -1)) for part in parts]).sum(dim=0)
