@@ -1,0 +1,164 @@
+"""IFCA + LoRA: K adapters, of which each client trains the one that fits its data best.
+
+IFCA, arXiv 2006.04088, Algorithm 1 with model averaging; with LoRA adapters as FedSEE compares it. A client evaluates
+its training loss under each cluster's adapter and head, joins the cluster of the least (the first of equals) and
+trains that adapter alone. A cluster's new adapter is the mean over those who joined; one that nobody joined stays.
+Up: B_i, A_i of one adapter, r_i (m + n) scalars a layer, and the cluster's name. Down: all K adapters,
+K r_i (m + n); with averaged heads, one for each cluster too.
+Losses are over the first 512 training examples. Clients count equally, as in the released code.
+Deviations: with B = 0 all K adapters are one function, so that everybody would join the first. All clusters therefore
+begin with one pair, and in the first round clients are dealt out at random, equally many to each; a client that
+misses it chooses by loss when it first takes part. So that all sites are evaluated with the cluster of least loss as
+the clusters are in the end, a round without training follows, in which all choose once more; during the run a site
+is evaluated with the cluster that it chose last, or that it was dealt. Unequal ranks are averaged with zero-padding,
+as in FedIT. The number of clusters is not stated in FedSEE (there: that of the tasks, 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_adapter
+from coterie.errors import ModelError
+from coterie.protocol import (
+    Adapter,
+    Card,
+    Client,
+    Evaluate,
+    Federation,
+    Fit,
+    Layer,
+    Model,
+    Phase,
+    Score,
+    Server,
+    Traits,
+    Upload,
+    Uploads,
+    message,
+)
+
+EXAMPLES = 512
+"""How many training examples a client's losses are over at most."""
+
+
+@message
+class State:
+    """Each cluster's averaged factors, at the federation's largest rank; the cluster dealt to each client at first."""
+
+    models: dict[str, Adapter]
+    dealt: dict[str, str]
+
+
+@message
+class Download:
+    """Every cluster's factors, and the cluster that was dealt to this client."""
+
+    models: dict[str, Adapter]
+    dealt: str
+
+
+@message
+class Member:
+    """The factors that a client trained, and the cluster that it joined with them."""
+
+    cluster: str
+    factors: Adapter
+
+
+@dataclass(frozen=True)
+class IFCA(Algorithm):
+    """Iterative federated clustering (arXiv 2006.04088) with LoRA adapters. clusters: K."""
+
+    clusters: int = 2
+
+    traits = Traits(
+        title="IFCA + LoRA",
+        paper="arXiv 2006.04088",
+        up="B, A of one cluster: r_i (m + n)",
+        down="B, A of all clusters: K r_i (m + n)",
+        ranks="unequal",
+        weights="uniform",
+        personal=True,
+        keeps_memory=True,
+    )
+
+    def __post_init__(self) -> None:
+        if self.clusters < 1:
+            raise ValueError(f"clusters must be at least 1, not {self.clusters}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clusters' names."""
+        return tuple(map(str, range(self.clusters)))
+
+    def phases(self, rounds: int) -> list[Phase]:
+        return [Phase("main", rounds), Phase("choice", 1, clients="all", trains=False)]
+
+    def start(self, federation: Federation, server: Server) -> State:
+        scale = federation.cards[0].scale
+        fresh = initial_adapter(federation.layers, federation.rank, scale, server.key("init"))
+        order = server.key("deal").permutation(len(federation.cards)) % self.clusters
+        dealt = {card.id: self.names[place] for card, place in zip(federation.cards, order, strict=True)}
+        return State(dict.fromkeys(self.names, fresh), dealt)
+
+    def send(self, state: State, card: Card) -> Download:
+        models = {name: cut_for(lora, card) for name, lora in state.models.items()}
+        return Download(models, state.dealt[card.id])
+
+    def local(self, client: Client, download: Download) -> Program:
+        chosen = download.dealt if client.round == 1 else (yield from self.choice(download))
+        client.memory["cluster"] = chosen
+        if client.phase == "choice":
+            return Upload(None, head_group=chosen)
+        fitted = yield Fit(Model(lora=download.models[chosen]), head=chosen)
+        return Upload(Member(chosen, fitted.model["lora"]), head_group=chosen)
+
+    def choice(self, download: Download) -> Generator[Any, list[Score], str]:
+        """The cluster with the least loss on the client's training examples."""
+        asked = [Evaluate(Model(lora=download.models[name]), "train", EXAMPLES, group=name) for name in self.names]
+        return nearest([score.loss for score in (yield asked)], self.names)
+
+    def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
+        made = {}
+        for name, lora in state.models.items():
+            members = joined(uploads, name)
+            rank = max(term.rank for term in lora.values())
+            made[name] = lora | average_factors(members, rank) if len(members) else lora
+        return replace(state, models=made)
+
+    def check(self, payload: Any, card: Card) -> None:
+        if payload is None:  # a choice
+            return
+        if not isinstance(payload, Member) or payload.cluster not in self.names:
+            raise ModelError(f"client {card.id}: an upload must be one of {self.clusters} clusters with its factors")
+        check_adapter(payload.factors, card)
+
+    def site_model(self, client: Client, download: Download) -> Model:
+        return Model(lora=download.models[client.memory.get("cluster", download.dealt)])
+
+    def global_model(self, state: State) -> None:
+        return None  # no one adapter is for all
+
+    def head_choices(self, state: State, card: Card) -> tuple[str, ...]:
+        return self.names
+
+    def bytes_up(self, layer: Layer, card: Card) -> int:
+        return card.rank * (layer.d_out + layer.d_in) * BYTES
+
+    def bytes_down(self, layer: Layer, card: Card) -> int:
+        return self.clusters * card.rank * (layer.d_out + layer.d_in) * BYTES
+
+
+def nearest(losses: list[float], names: tuple[str, ...]) -> str:
+    """The name of the least loss, of equal ones the first."""
+    return names[losses.index(min(losses))]
+
+
+def joined(uploads: Uploads, cluster: str) -> Uploads:
+    """Those who joined this cluster, with its factors as their payloads."""
+    members = uploads.where(lambda one: one.payload is not None and one.payload.cluster == cluster and one.weight > 0)
+    return Uploads([replace(one, payload=one.payload.factors) for one in members])
