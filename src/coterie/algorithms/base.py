@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from coterie.protocol import Card, Client, Federation, Layer, Model, Phase, Seen, Server, Traits, Upload, Uploads
 
@@ -56,6 +56,10 @@ class Algorithm(ABC):
     def site_model(self, client: Client, download: Any) -> Model:
         """The model that this site uses and is evaluated with; memory is read-only here."""
 
+    def further_models(self, client: Client, download: Any) -> Mapping[str, Model]:
+        """Other models of this site worth measuring beside `site_model`, by name; memory is read-only here."""
+        return {}
+
     @abstractmethod
     def global_model(self, state: Any) -> Model | None:
         """The model that the server would deploy, evaluated and exported; None while there is none."""
@@ -68,12 +72,31 @@ class Algorithm(ABC):
     def bytes_down(self, layer: Layer, card: Card) -> int:
         """Payload bytes of one download for one adapted layer, by the paper's formula, set-up and base apart."""
 
+    def bytes_of_round(self, layer: Layer, card: Card, number: int) -> tuple[int, int]:
+        """Payload bytes (up, down) of round `number` for a client that missed none.
+
+        Only where what travels alternates does it differ from `bytes_up` and `bytes_down`, which then are means over
+        the rounds.
+        """
+        return self.bytes_up(layer, card), self.bytes_down(layer, card)
+
+    def in_federation(self, federation: Federation) -> Self:
+        """The same method as its byte formulas are to be asked in this federation, on which their sizes may depend."""
+        return self
+
     def check(self, payload: Any, card: Card) -> None:
         """Raises CoterieError for an upload this method cannot use; shapes, ranks, finiteness are checked before."""
 
     def head_group(self, state: Any, card: Card) -> str:
         """Clients of one group share an averaged head; one group for all unless a method clusters its clients."""
         return "all"
+
+    def head_choices(self, state: Any, card: Card) -> tuple[str, ...]:
+        """The head groups between which this client chooses itself; it is sent the head of each. None by default.
+
+        Its Fit and Evaluate name one of them, and its `Upload.head_group` says which it chose.
+        """
+        return ()
 
     def measures(self, state: Any, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
         """Figures of the new state worth a curve, by name; `seen` is what simulation knows of those who answered.

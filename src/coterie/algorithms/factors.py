@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from coterie.errors import ConfigError, ModelError
 from coterie.maths import lowrank
@@ -28,6 +29,28 @@ def initial_adapter(layers: Mapping[str, Layer], rank: int, scale: float, key: K
     return made
 
 
+def gaussian_adapter(layers: Mapping[str, Layer], rank: int, scale: float, key: Key) -> Adapter:
+    """The Gaussian initialisation of PEFT: A ~ N(0, 1 / r^2), B = 0, fp32, r cut to what the layer can have.
+
+    Each layer draws its own stream row by row.
+    """
+    made: Adapter = {}
+    for name, layer in layers.items():
+        r = min(rank, layer.d_out, layer.d_in)
+        A = key.fold(name).normal((r, layer.d_in), std=1 / rank)
+        made[name] = LowRank(torch.zeros(layer.d_out, r), A, scale)
+    return made
+
+
+def initial_routers(layers: Mapping[str, Layer], outputs: int, key: Key) -> dict[str, Tensor]:
+    """A router (outputs, n) for each layer, uniform on [-1/sqrt(n), 1/sqrt(n)] as a linear layer starts, fp32."""
+    made = {}
+    for name, layer in layers.items():
+        bound = 1 / math.sqrt(layer.d_in)
+        made[name] = key.fold(name).uniform((outputs, layer.d_in), -bound, bound)
+    return made
+
+
 def initial_factors(card: Card, key: Key) -> Adapter:
     """`initial_adapter` in this client's layers, rank and scale."""
     return initial_adapter(card.layers, card.rank, card.scale, key)
@@ -37,6 +60,11 @@ def cut_for(adapter: Adapter, card: Card, rank: int | None = None) -> Adapter:
     """The first r_i columns and rows of each layer that the client has, written in the client's scale."""
     width = card.rank if rank is None else rank
     return {name: adapter[name].truncated(width).rescaled(card.scale) for name in card.layers}
+
+
+def with_scale(adapter: Adapter, scale: float) -> Adapter:
+    """The same factors under another scale, by which the products change."""
+    return {name: replace(term, scale=scale) for name, term in adapter.items()}
 
 
 def by_layer(uploads: Uploads) -> list[tuple[str, list[tuple[float, LowRank]]]]:
@@ -53,8 +81,11 @@ def by_layer(uploads: Uploads) -> list[tuple[str, list[tuple[float, LowRank]]]]:
     ]
 
 
-def check_adapter(payload: Any, card: Card) -> None:
-    """Raises ModelError unless the upload is one low-rank term for each of the client's layers, in its own scale."""
+def check_adapter(payload: Any, card: Card, rank: int | None = None) -> None:
+    """Raises ModelError unless the upload is one low-rank term for each of the client's layers, in its own scale.
+
+    rank: what all terms must have, where a method cannot use less.
+    """
     if not isinstance(payload, Mapping) or set(payload) != set(card.layers):
         found = f"{len(payload)} entries" if isinstance(payload, Mapping) else type(payload).__name__
         raise ModelError(f"client {card.id}: one term for each of {len(card.layers)} layers expected, not {found}")
@@ -63,17 +94,37 @@ def check_adapter(payload: Any, card: Card) -> None:
             raise ModelError(f"client {card.id}, layer {name}: low-rank factors expected, not {type(term).__name__}")
         if term.scale != card.scale:
             raise ModelError(f"client {card.id}, layer {name}: scale {term.scale} where the client's is {card.scale:g}")
+        if rank is not None and term.rank != rank:
+            raise ModelError(f"client {card.id}, layer {name}: rank {term.rank} where {rank} is expected")
+
+
+def check_factor(payload: Any, card: Card, part: Literal["A", "B"]) -> None:
+    """Raises ModelError unless the upload is one factor, A (r, n) or B (m, r), for each of the client's layers."""
+    shape = "(m, {})" if part == "B" else "({}, n)"
+    r = card.rank
+    wanted = {name: (one.d_out, r) if part == "B" else (r, one.d_in) for name, one in card.layers.items()}
+    found = payload.items() if isinstance(payload, Mapping) else ()
+    if {name: tuple(getattr(x, "shape", ())) for name, x in found} != wanted:
+        raise ModelError(f"client {card.id}: an upload must be one {part} {shape.format(r)} for each adapted layer")
+
+
+def in_one_scale(uploads: Uploads, rank: int) -> list[tuple[str, list[tuple[float, LowRank]]]]:
+    """`by_layer` without clients of weight zero, in the first client's scale and zero-padded to `rank`.
+
+    B_i takes up the difference of scales, so that s_i B_i counts; products are unchanged.
+    """
+    found = []
+    for name, held in by_layer(uploads):
+        scale = float(held[0][1].scale)
+        found.append((name, [(weight, term.rescaled(scale).padded(rank)) for weight, term in held if weight > 0]))
+    return found
 
 
 def average_factors(uploads: Uploads, rank: int) -> Adapter:
-    """Factor by factor: Bbar = sum p_i B_i, Abar = sum p_i A_i, shorter ones zero-padded to `rank`.
-
-    Where scales differ the averaged B_i are first rewritten in the first client's scale, so that s_i B_i counts.
-    """
+    """Factor by factor: Bbar = sum p_i B_i, Abar = sum p_i A_i, of `in_one_scale`."""
     made: Adapter = {}
-    for name, held in by_layer(uploads):
-        scale = float(held[0][1].scale)
-        terms = [(weight, term.rescaled(scale).padded(rank)) for weight, term in held]
+    for name, terms in in_one_scale(uploads, rank):
+        scale = float(terms[0][1].scale)
         made[name] = LowRank(
             weighted_sum([(weight, term.B) for weight, term in terms]),
             weighted_sum([(weight, term.A) for weight, term in terms]),
@@ -151,3 +202,46 @@ def require_common_scale(federation: Federation, method: str) -> None:
                 f"{method} works on the unscaled product B A and needs one scale for all clients, but {first.id} has "
                 f"{first.scale:g} and {card.id} has {card.scale:g}; set a constant scale (lora.scaling: constant)"
             )
+
+
+def drawn_directions(adapter: Adapter, card: Card, key: Key) -> list[int]:
+    """As many of the pair's directions as the client's rank allows, drawn without replacement, ascending."""
+    rank = max(term.rank for term in adapter.values())
+    return key.fold(card.id).choice(rank, min(card.rank, rank))
+
+
+def moved_pair(
+    term: LowRank, trained: Sequence[tuple[float, Sequence[int], LowRank]], *, among_trainers: bool
+) -> LowRank:
+    """`moved_rows` of A and of the columns of B, where clients trained some directions each, in their own scales."""
+    own = [(weight, chosen, one.rescaled(float(term.scale))) for weight, chosen, one in trained]
+    left = [(weight, chosen, one.B) for weight, chosen, one in own]
+    right = [(weight, chosen, one.A) for weight, chosen, one in own]
+    B = moved_rows(term.B, left, among_trainers=among_trainers, dim=-1)
+    return replace(term, B=B, A=moved_rows(term.A, right, among_trainers=among_trainers))
+
+
+def moved_rows(
+    whole: Tensor, trained: Sequence[tuple[float, Sequence[int], Tensor]], *, among_trainers: bool, dim: int = 0
+) -> Tensor:
+    """A tensor (n, ...) after clients trained some of its rows each; rows that nobody trained stay to the bit.
+
+    trained: a client's weight p_i, the rows that it trained (each once), and their values (rows, ...). Row j moves by
+    sum p_i (x_ij - w_j) over those who trained it: who did not counts as a change of zero. With `among_trainers` it
+    moves to their own mean, the weights renormalised over them. Summed in fp64, cast back. dim: what stands for rows.
+    """
+    alike: dict[tuple[int, ...], list[tuple[float, Tensor]]] = {}
+    for weight, rows, values in trained:
+        alike.setdefault(tuple(rows), []).append((weight, values))
+    total = torch.zeros_like(whole, dtype=torch.float64)
+    share = torch.zeros(whole.shape[dim], dtype=torch.float64, device=whole.device)
+    for rows, held in alike.items():
+        index = torch.tensor(rows, dtype=torch.int64, device=whole.device)
+        total.index_add_(dim, index, weighted_sum(held, torch.float64))
+        share[index] += sum(weight for weight, _ in held)
+    shape = [1] * whole.dim()
+    shape[dim] = -1
+    change = total - share.reshape(shape) * whole.double()
+    if among_trainers:
+        change /= share.where(share > 0, 1).reshape(shape)
+    return (whole.double() + change).to(whole.dtype)

@@ -51,6 +51,7 @@ class FedIT(Algorithm):
         equal_clients=True,
         zero_weight=True,
         linear_upload=True,
+        averages=True,
     )
 
     def start(self, federation: Federation, server: Server) -> State:

@@ -5,18 +5,34 @@ Up: B_i, A_i, r_i (m + n) scalars a layer. Down: the reference, R_i (m + n).
 Deviations: factors are compared with factors, and taken over, only where R_i = r_i, as in the paper's table. Taken
 over, a reference of lower rank has its missing rows of A completed orthonormally: left at zero, these directions
 could never learn again.
+
+The rows of Table 4, from above, with method, federation.head and options (N = 3, r = 4, Dirichlet 0.5, MNLI):
+
+    FedIT, no local head             fedit               averaged
+    FedIT, local head                fedit               local
+    FlexLoRA, no local head          flexlora            averaged
+    FlexLoRA, local head             flexlora            local
+    not preserved, no local head     fedpa-overwritten   averaged
+    not preserved, local head        fedpa-overwritten   local
+    preserved, no local head         fedpa-lora          averaged
+    both, B regularised              fedpa-factors       local      regularised=B
+    both, A regularised              fedpa-factors       local      regularised=A
+    both, B and A regularised        fedpa-factors       local      regularised=BA
+    both, the product                fedpa-lora          local
+    the same with R = 2              fedpa-lora          local      (clients.reference_ranks=2)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from coterie.algorithms.base import Program
-from coterie.algorithms.factors import completed
-from coterie.algorithms.fedpa_lora import Download, FedPALoRA, State
+from coterie.algorithms.factors import completed, cut_for
+from coterie.algorithms.fedpa_lora import Download, FedPALoRA, State, joint_terms
 from coterie.errors import ConfigError
-from coterie.protocol import Adapter, Client, FactorDistance, Federation, Fit, Model, Penalty, Server, Upload
+from coterie.protocol import Adapter, Client, FactorDistance, Federation, Fit, Model, Penalty, Seen, Server, Upload
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,17 @@ class FedPAFactors(FedPALoRA):
     def alignment(self, reference: Adapter) -> Penalty:
         return FactorDistance(reference, self.lam / 2, tuple(self.regularised))
 
+    def measures(self, state: State, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
+        delta = joint_terms(state.reference, federation, {}, 0.0)["truncation_delta"]
+        apart = 0.0  # Eq. 20 with the addend of Eq. 17
+        for card in federation.cards:
+            model = seen[card.id].model if card.id in seen else None
+            if model is not None:
+                penalty = self.alignment(cut_for(state.reference, card))
+                value = type(penalty).stack([penalty], 0).value(Model.stack([model]))
+                apart += seen[card.id].weight * float(value)
+        return {"truncation_delta": delta, "regulariser": apart}
+
 
 @dataclass(frozen=True)
 class FedPAOverwritten(FedPALoRA):
@@ -49,6 +76,9 @@ class FedPAOverwritten(FedPALoRA):
         start = completed(download.reference, client.key("completion"))
         fitted = yield Fit(Model(lora=start), penalties=[self.alignment(download.reference)])
         return Upload(fitted.model["lora"])
+
+    def further_models(self, client: Client, download: Download) -> Mapping[str, Model]:
+        return {}
 
 
 def require_own_reference_ranks(federation: Federation, method: str) -> None:

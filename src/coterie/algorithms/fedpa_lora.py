@@ -6,11 +6,13 @@ The product is regularised unscaled and layers are summed (P2, P3), so one commo
 Deviations: weights are uniform as in the paper unless the experiment sets others (P1). The head follows the
 experiment's policy, for all methods alike; on GLUE the paper's clients keep their own (federation.head=local).
 Missing directions of the reference are zero (P6); a client that is not sampled keeps its factors and later receives
-the then current reference (P7, Appendix E). A site is evaluated with its rank-R_i reference (P9).
+the then current reference (P7, Appendix E). A site is evaluated with its rank-R_i reference, and beside it with its
+own preserved factors; the paper evaluates the global adapter of rank R_g, which is the global model here (P9).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -68,7 +70,7 @@ class FedPALoRA(Algorithm):
     """Local factor preservation and product alignment.
 
     lam: the regularisation weight lambda of Eq. 3. reconstruction: how lines 16-19 are computed; the randomised way
-    (Remark 2) draws `oversample` columns more than R_g.
+    (Remark 2) draws `oversample` columns more than R_g; its bound needs two at least.
     """
 
     lam: float = 1.0
@@ -91,6 +93,10 @@ class FedPALoRA(Algorithm):
         keeps_memory=True,
     )
 
+    def __post_init__(self) -> None:
+        if self.lam < 0 or self.oversample < 0:
+            raise ValueError(f"lam ({self.lam:g}) and oversample ({self.oversample}) must not be negative")
+
     def start(self, federation: Federation, server: Server) -> State:
         require_common_scale(federation, "FedPA-LoRA")
         r_g, R_g = federation.rank, max(card.down_rank for card in federation.cards)  # line 1
@@ -102,9 +108,7 @@ class FedPALoRA(Algorithm):
         return Download(cut_for(state.reference, card, card.down_rank), Once(state.init_key))  # line 9
 
     def local(self, client: Client, download: Download) -> Program:
-        own = client.memory.get("factors")  # line 8
-        if own is None:
-            own = initial_factors(client.card, download.init_key)  # lines 3-5
+        own = own_factors(client, download)  # lines 3-5, 8
         fitted = yield Fit(Model(lora=own), penalties=[self.alignment(download.reference)])  # lines 10-12
         client.memory["factors"] = fitted.model["lora"]  # line 13: never overwritten by the server
         return Upload(fitted.model["lora"])  # line 14
@@ -114,21 +118,20 @@ class FedPALoRA(Algorithm):
         return ProductDistance(reference, weight=self.lam / 2)
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
+        how, key = self.reconstruction, server.key("sketch")
         best = best_rank(  # lines 16-19, Eqs. 4-6
-            uploads,
-            state.rank,
-            scaled=False,
-            method=self.reconstruction,
-            oversample=self.oversample,
-            key=server.key("sketch"),
+            uploads, state.rank, scaled=False, method=how, oversample=self.oversample, key=key
         )
         return replace(state, reference=state.reference | best)
 
     def site_model(self, client: Client, download: Download) -> Model:
         return Model(lora=download.reference)
 
+    def further_models(self, client: Client, download: Download) -> Mapping[str, Model]:
+        return {"preserved": Model(lora=own_factors(client, download))}
+
     def global_model(self, state: State) -> Model:
-        return Model(lora=state.reference)
+        return Model(lora={name: term.truncated(state.rank) for name, term in state.reference.items()})
 
     def check(self, payload: Any, card: Card) -> None:
         check_adapter(payload, card)
@@ -143,14 +146,30 @@ class FedPALoRA(Algorithm):
         return card.down_rank * (layer.d_out + layer.d_in) * BYTES
 
 
-def joint_terms(reference: Adapter, federation: Federation, seen: Mapping[str, Seen], lam: float) -> dict[str, float]:
-    """delta of Eqs. 86-87, and the mean of lambda / 2 ||X_i - X_g||_F^2 that Eq. 20 adds to the task losses."""
+def own_factors(client: Client, download: Download) -> Adapter:
+    """What the client kept of its last round; before its first one the initial pair, cut to its rank (lines 3-5, 8)."""
+    own: Adapter | None = client.memory.get("factors")
+    return initial_factors(client.card, download.init_key) if own is None else own
+
+
+def joint_terms(
+    reference: Adapter, federation: Federation, seen: Mapping[str, Seen], lam: float | Mapping[str, float]
+) -> dict[str, float]:
+    """delta of Eqs. 86-87, and the mean of lambda_i / 2 ||X_i - X_g||_F^2 that Eq. 20 adds to the task losses.
+
+    `lam` is one for all clients, or each client's own by its id.
+    """
     smallest = min(card.down_rank for card in federation.cards)  # columns of B_g are u_k sigma_k
     tail = sum(float(term.B[:, smallest:].double().square().sum()) for term in reference.values())
-    apart = sum(
-        one.weight * float(distance(own.left, own.A, reference[name].left, reference[name].A)) ** 2
-        for one in seen.values()
-        if one.model is not None
-        for name, own in one.model["lora"].items()
-    )
-    return {"truncation_delta": tail**0.5, "regulariser": lam / 2 * apart}
+    apart = 0.0
+    for client, one in seen.items():
+        if one.model is not None:
+            strength = lam[client] if isinstance(lam, Mapping) else lam
+            apart += one.weight * strength / 2 * mismatch(one.model["lora"], reference) ** 2
+    return {"truncation_delta": tail**0.5, "regulariser": apart}
+
+
+def mismatch(own: Adapter, reference: Adapter) -> float:
+    """||X_i - X_g||_F of the unscaled products, over all layers that the client has together."""
+    terms = ((term, reference[name]) for name, term in own.items())
+    return math.sqrt(math.fsum(float(distance(a.left, a.A, b.left, b.A)) ** 2 for a, b in terms))

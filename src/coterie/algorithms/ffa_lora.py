@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import initial_factors, require_common_scale, require_equal_ranks
-from coterie.errors import ModelError
+from coterie.algorithms.factors import check_factor, initial_factors, require_common_scale, require_equal_ranks
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
@@ -68,6 +67,7 @@ class FFALoRA(Algorithm):
         equal_clients=True,
         zero_weight=True,
         linear_upload=True,
+        averages=True,
     )
 
     def start(self, federation: Federation, server: Server) -> State:
@@ -88,9 +88,7 @@ class FFALoRA(Algorithm):
         return replace(state, lora=state.lora | {name: replace(state.lora[name], B=B) for name, B in mean.items()})
 
     def check(self, payload: Any, card: Card) -> None:
-        wanted = {name: (layer.d_out, card.rank) for name, layer in card.layers.items()}
-        if not isinstance(payload, dict) or {name: tuple(B.shape) for name, B in payload.items()} != wanted:
-            raise ModelError(f"client {card.id}: an upload must be one B (m, {card.rank}) for each adapted layer")
+        check_factor(payload, card, "B")
 
     def site_model(self, client: Client, download: Download) -> Model:
         return Model(lora=with_common_A(client.card, download))

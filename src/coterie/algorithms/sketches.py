@@ -69,8 +69,8 @@ def mean_sketches(
     matrices = matrices_for(layers, key, sizes)
     return {
         name: (
-            weighted_sum([(weight, one.Y.double()) for weight, one in held]),
-            weighted_sum([(weight, one.Z.double()) for weight, one in held]),
+            weighted_sum([(weight, one.Y) for weight, one in held], torch.float64),
+            weighted_sum([(weight, one.Z) for weight, one in held], torch.float64),
             matrices[name],
         )
         for name, held in cast("list[tuple[str, list[tuple[float, Any]]]]", by_layer(uploads))
