@@ -32,7 +32,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python tools/deviations.py docs/deviations.md
-	$(BIN)/python tools/traffic_table.py README.md
+	$(BIN)/python tools/methods_page.py docs/methods.md
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV); the first time this takes some minutes."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -25,7 +24,7 @@ def test_help_teaches_and_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == "False"
-    for command in ("run", "resume", "compare", "export", "list", "assets"):
+    for command in ("run", "resume", "partition", "compare", "export", "list", "assets"):
         assert command in done.stdout
     assert "coterie run configs/demo.yaml" in done.stdout
 
@@ -118,40 +117,6 @@ def test_an_asset_serves_as_base_and_as_task(
     monkeypatch.setenv("COTERIE_CACHE", str(toy_assets))
     told = coterie("run", small, "rounds=1", "model.base=minilm", "task={name: movie, path: null}", "-f", "m")
     assert told.code == 0, told
-
-
-def test_compare_plays_all_writes_the_table_and_takes_finished_runs_as_they_are(
-    coterie: Callable[..., Any], small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ("compare", small, "rounds=2", "--methods", "fedit,local-only", "--workers", 2, "--out", "c")
-    told = coterie(*arguments)
-    assert told.code == 0, told
-    found = json.loads((tmp_path / "c/comparison.json").read_text(encoding="utf-8"))
-    assert list(found["methods"]) == ["fedit", "local-only"]
-    assert found["methods"]["local-only"]["figures"]["pooled"]["mean"] is None
-    assert found["methods"]["fedit"]["figures"]["total"]["mean"] > 0
-    markdown = (tmp_path / "c/comparison.md").read_text(encoding="utf-8")
-    assert "| FedIT | Local only |" in markdown and found["sentence"] in markdown
-    runs = [tmp_path / "c" / f"{name}-seed0" for name in ("fedit", "local-only")]
-    assert (runs[0] / "partition.json").read_bytes() == (runs[1] / "partition.json").read_bytes()
-    stamps = [(run / "summary.json").stat().st_mtime_ns for run in runs]
-    again = coterie(*arguments)
-    assert again.code == 0 and "2 of them finished before" in again.err
-    assert [(run / "summary.json").stat().st_mtime_ns for run in runs] == stamps
-    other = coterie(*arguments, "train.lr=1")
-    assert "another setting 'train'" in other.complaint
-
-
-def test_a_run_that_fails_in_a_comparison_is_named_and_the_others_are_kept(
-    coterie: Callable[..., Any], small: Path, tmp_path: Path
-) -> None:
-    # FedPA-LoRA refuses unequal scales as it starts, in its own process; local training does not mind them.
-    told = coterie(
-        "compare", small, "rounds=1", "lora.scaling=standard", "--methods", "fedpa-lora,local-only", "--out", "c"
-    )
-    assert told.code == 2
-    assert "fedpa-lora-seed0 failed: " in told.err and "one scale for all clients" in told.err
-    assert list(json.loads((tmp_path / "c/comparison.json").read_text(encoding="utf-8"))["methods"]) == ["local-only"]
 
 
 def test_python_dash_m_is_the_command_line(small: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -13,22 +14,28 @@ from coterie.algorithms import Algorithm
 from coterie.engines.traffic import separated, unwrapped
 from coterie.maths.keys import Key, root_key
 from coterie.protocol import (
-    Adapter,
     Card,
     Client,
+    Core,
     Evaluate,
     Federation,
     Fit,
     Fitted,
+    Gradient,
     Layer,
     LowRank,
     Memory,
     Model,
+    Predict,
+    Predictions,
     Score,
     Server,
+    Term,
     Upload,
     Uploads,
+    as_adapters,
     copied,
+    map_tensors,
     matching,
 )
 from coterie.protocol.messages import Uploaded
@@ -57,7 +64,7 @@ def cards(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round by hand left behind."""
+    """What a round by hand left behind, by client; what the server itself trained stands under `server`."""
 
     state: Any
     before: Any
@@ -68,9 +75,14 @@ class Outcome:
     memories: dict[str, dict[str, Any]]
 
 
-def server(number: int = 1) -> Server:
+def server(number: int = 1, data: tuple[str, ...] = (), phase: str = "main") -> Server:
     root = root_key(3)
-    return Server((), lambda purpose: root.fold("server", purpose, number), number, "main")
+    return Server(data, lambda purpose: root.fold("server", purpose, number), number, phase)
+
+
+def pooled(algorithm: Algorithm, members: list[Card]) -> tuple[str, ...]:
+    """The names of the data that the server of a reference is given."""
+    return ("pooled", *sorted({f"pooled/{card.group}" for card in members})) if algorithm.traits.pools_data else ()
 
 
 def play(
@@ -82,29 +94,57 @@ def play(
     state: Any = None,
     memories: dict[str, dict[str, Any]] | None = None,
     number: int = 1,
+    phase: str = "main",
     tamper: Callable[[str, Any], Any] = lambda name, payload: payload,
 ) -> Outcome:
-    """One round; everything passes through bytes."""
-    federation = Federation(tuple(sorted(members, key=lambda card: card.id)), 3)
-    before = result_of(algorithm.start(federation, server(0)), {}) if state is None else state
+    """One round, in which everybody takes part, or nobody where no client ever does; all passes through bytes."""
+    data = pooled(algorithm, members)
+    federation = Federation(tuple(sorted(members, key=lambda card: card.id)), 3, data)
+    before = result_of(algorithm.start(federation, server(0, data)), {}) if state is None else state
     downloads, bodies, payloads, fitted, kept = {}, {}, {}, {}, {}
-    for card in members:
+    alone = {one.name for one in algorithm.phases(3) if one.clients == "none"}
+    taking_part = [] if phase in alone else members
+    for card in taking_part:
         content = algorithm.send(before, card)
         bodies[card.id] = separated(content)[0]
         downloads[card.id] = decode(encode(unwrapped(content))) if content is not None else None
         memory = Memory((memories or {}).get(card.id, {}), copied)
         root = root_key(3)
-        client = Client(card, memory, ("train", "test"), _keys(root, card.id, number), number, "main")
+        client = Client(card, memory, ("train", "test"), _keys(root, card.id, number), number, phase)
         seen: dict[str, Model] = {}
         upload = result_of(algorithm.local(client, downloads[card.id]), seen, card.id, trained)
         assert isinstance(upload, Upload)
         payloads[card.id] = tamper(card.id, decode(encode(upload.payload)) if upload.payload is not None else None)
-        fitted[card.id] = seen["model"]
+        fitted |= {card.id: seen["model"]} if seen else {}
         kept[card.id] = memory.commit()
     share = weights or {card.id: 1.0 for card in members}
-    uploads = Uploads([Uploaded(card, payloads[card.id], share[card.id]) for card in members])
-    after = result_of(algorithm.aggregate(before, uploads, server(number)), {})
+    uploads = Uploads([Uploaded(card, payloads[card.id], share[card.id]) for card in taking_part])
+    made: dict[str, Model] = {}
+    after = result_of(algorithm.aggregate(before, uploads, server(number, data, phase)), made, "server", trained)
+    fitted |= {"server": made["model"]} if made else {}
     return Outcome(after, before, downloads, bodies, payloads, fitted, kept)
+
+
+def play_phases(algorithm: Algorithm, members: list[Card], trained: Trained, rounds: int = 2) -> list[Outcome]:
+    """A whole run of so many main rounds by hand, one round after another through all phases."""
+    played: list[Outcome] = []
+    for phase in algorithm.phases(rounds):
+        for _ in range(phase.rounds):
+            before = {} if not played else {"state": played[-1].state, "memories": played[-1].memories}
+            number = len(played) + 1
+            played.append(play(algorithm, members, trained, number=number, phase=phase.name, **before))  # type: ignore[arg-type]
+    return played
+
+
+def main_round(algorithm: Algorithm, members: list[Card], trained: Trained, **options: Any) -> Outcome:
+    """The first round of the main phase, with `options` as in `play`, after all rounds before it."""
+    before: dict[str, Any] = {}
+    number = 1
+    for phase in takewhile(lambda one: one.name != "main", algorithm.phases(3)):
+        for _ in range(phase.rounds):
+            outcome = play(algorithm, members, random_training(9), number=number, phase=phase.name, **before)
+            before, number = {"state": outcome.state, "memories": outcome.memories}, number + 1
+    return play(algorithm, members, trained, number=number, **before, **options)
 
 
 def result_of(program: Any, seen: dict[str, Model], name: str = "server", trained: Trained | None = None) -> Any:
@@ -133,6 +173,14 @@ def _answer(request: Any, seen: dict[str, Model], name: str, trained: Trained | 
         return Fitted(seen["model"], mean_loss=1.0, examples_seen=8, steps_taken=2)
     if isinstance(request, Evaluate):
         return Score(loss=1.0, accuracy=0.5, examples=8)
+    if isinstance(request, Predict):
+        drawn = root_key(4).fold(name, "features").normal((request.sample or 8, 6))
+        rows = torch.arange(len(drawn))
+        return Predictions(drawn[:, :2], rows % 2, embeddings=drawn if request.features else None, examples=rows)
+    if isinstance(request, Gradient):
+        return {
+            part: root_key(4).fold(name, part).normal(tuple(v.shape)) for part, v in request.model.parameters.items()
+        }
     raise AssertionError(f"the harness cannot answer {type(request).__name__}")
 
 
@@ -155,15 +203,25 @@ def equal_training(seed: int = 0) -> Trained:
 
 
 def rotated(inner: Trained, seed: int = 5) -> Trained:
-    """The same products written with other factors, (B R, R^-1 A)."""
+    """The same products written with other factors: (B R, R^-1 A), or a core's gain and what it multiplies."""
+
+    def written(name: str, layer: str, term: Term) -> Term:
+        key = root_key(seed).fold(name, layer)
+        if isinstance(term, Core) and term.gain is not None:
+            factor = key.uniform((term.heads,), 1.5, 2.5)
+            return replace(term, gain=term.gain * factor, core=term.core / factor[:, None, None])
+        if not isinstance(term, LowRank):
+            return term
+        R = torch.eye(term.rank) + 0.3 * key.normal((term.rank, term.rank))
+        return replace(term, B=term.B @ R, A=torch.linalg.solve(R, term.A))
 
     def trained(name: str, model: Model) -> Model:
         made = inner(name, model)
-        lora: Adapter = {}
-        for layer, term in made["lora"].items():
-            R = torch.eye(term.rank) + 0.3 * root_key(seed).fold(name, layer).normal((term.rank, term.rank))
-            lora[layer] = replace(term, B=term.B @ R, A=torch.linalg.solve(R, term.A))
-        return Model(lora=lora)
+        terms = {
+            part: {layer: written(name, layer, term) for layer, term in held.items()}
+            for part, held in made.terms.items()
+        }
+        return made.with_parameters(Model(**terms).parameters)
 
     return trained
 
@@ -174,28 +232,30 @@ def deployed(algorithm: Algorithm, outcome: Outcome) -> dict[str, Tensor] | None
     if model is None:
         return None
     base = getattr(outcome.state, "base", None)
-    patches = base.since(outcome.before.base.version) if base is not None else ()
+    patches = as_adapters(base.since(outcome.before.base.version)) if base is not None else []
     found: dict[str, Tensor] = {}
     for adapter in [*model.terms.values(), *patches]:
         for layer, term in adapter.items():
-            assert isinstance(term, LowRank)
             product = dense(term)
             found[layer] = found[layer] + product if layer in found else product
     return found
 
 
-def dense(term: LowRank) -> Tensor:
-    return float(term.scale) * (term.left.double() @ term.A.double())
+def dense(term: Term) -> Tensor:
+    wide = map_tensors(term, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+    made: Tensor = wide.dense()
+    return made
 
 
 def ideal(outcome: Outcome, weights: dict[str, float]) -> dict[str, Tensor]:
-    """sum p_i s_i B_i A_i, densely."""
+    """sum p_i s_i B_i A_i, densely, of all that a client's model adds to the base but what is its own (`local`)."""
     total = sum(weights.values())
     found: dict[str, Tensor] = {}
     for name in sorted(weights):
-        for layer, term in outcome.fitted[name]["lora"].items():
-            part = weights[name] / total * dense(term)
-            found[layer] = found[layer] + part if layer in found else part
+        for adapter in (held for part, held in outcome.fitted[name].terms.items() if part != "local"):
+            for layer, term in adapter.items():
+                part = weights[name] / total * dense(term)
+                found[layer] = found[layer] + part if layer in found else part
     return found
 
 

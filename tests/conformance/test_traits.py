@@ -13,31 +13,46 @@ from conformance.harness import (
     equal_training,
     gap,
     ideal,
+    main_round,
     play,
+    play_phases,
     random_training,
     rotated,
+    server,
 )
 from coterie.algorithms import METHODS, Algorithm
 from coterie.errors import ConfigError
-from coterie.protocol import Federation, map_tensors
+from coterie.protocol import Federation, Layer, Sparse, map_nodes, map_tensors
 from coterie.protocol.messages import leaves
 from coterie.wire.codec import encode, size
 
 TIGHT, LOOSE = 2e-6, 1e-2
 RANKS = {"a": 2, "b": 2, "c": 2}
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
+CROWD = dict.fromkeys("abcdefgh", 2)
+WIDE = {"first": Layer(20, 24), "second": Layer(18, 18)}
+
+
+ITSELF: dict[str, dict[str, object]] = {
+    "fed-plora": {"rank": 4},
+    "fedsrd": {"pruning": 0.5, "down_pruning": 0.4},
+    "fedsrd-e": {"pruning": 0.5, "down_pruning": 0.4},
+    "fslora": {"rank": 4},
+}
+"""Options under which a method is no other one at the ranks above, and sends more than an entry or two of a layer."""
 
 
 def methods(deploying: bool = False) -> list[object]:
-    """Every registered method; with deploying=True those that have a global model."""
-    names = sorted(METHODS)
+    """Every registered method; with deploying=True those that make a global model of what clients send."""
+    made = {name: METHODS[name](**ITSELF.get(name, {})) for name in sorted(METHODS)}
     if deploying:
-        names = [name for name in names if deployed(METHODS[name](), one_round(METHODS[name]())) is not None]
-    return [pytest.param(METHODS[name](), id=name) for name in names]
+        made = {name: algorithm for name, algorithm in made.items() if not algorithm.traits.pools_data}
+        made = {name: one for name, one in made.items() if deployed(one, one_round(one)) is not None}
+    return [pytest.param(algorithm, id=name) for name, algorithm in made.items()]
 
 
 def one_round(algorithm: Algorithm, **options: object) -> Outcome:
-    return play(algorithm, cards(RANKS), random_training(), weights=WEIGHTS, **options)  # type: ignore[arg-type]
+    return main_round(algorithm, cards(RANKS), random_training(), weights=WEIGHTS, **options)  # type: ignore[arg-type]
 
 
 def holds(declared: bool, distance: float) -> bool:
@@ -55,23 +70,27 @@ def test_exact_means_that_the_deployed_product_is_the_weighted_mean_of_products(
 
 @pytest.mark.parametrize("algorithm", methods(deploying=True))
 def test_best_rank_means_the_truncated_svd_of_the_weighted_mean_of_products(algorithm: Algorithm) -> None:
-    outcome = one_round(algorithm)
-    made = deployed(algorithm, outcome)
-    assert made is not None
-    assert holds(algorithm.traits.best_rank, gap(made, best(ideal(outcome, WEIGHTS), max(RANKS.values()))))
+    """With few clients and with a crowd, in which a method that keeps a multiple of the rank loses something too."""
+    apart = []
+    crowd = main_round(algorithm, cards(CROWD, layers=WIDE), random_training())
+    for outcome, weights in ((one_round(algorithm), WEIGHTS), (crowd, dict.fromkeys(CROWD, 1.0))):
+        made = deployed(algorithm, outcome)
+        assert made is not None
+        apart.append(gap(made, best(ideal(outcome, weights), max(RANKS.values()))))
+    assert holds(algorithm.traits.best_rank, max(apart))
 
 
 @pytest.mark.parametrize("algorithm", methods(deploying=True))
 def test_gauge_invariance_means_that_only_products_count(algorithm: Algorithm) -> None:
     plain = deployed(algorithm, one_round(algorithm))
-    other = deployed(algorithm, play(algorithm, cards(RANKS), rotated(random_training()), weights=WEIGHTS))
+    other = deployed(algorithm, main_round(algorithm, cards(RANKS), rotated(random_training()), weights=WEIGHTS))
     assert plain is not None and other is not None
     assert holds(algorithm.traits.gauge_invariant, gap(other, plain))
 
 
 @pytest.mark.parametrize("algorithm", methods(deploying=True))
 def test_one_client_means_that_its_own_product_is_deployed(algorithm: Algorithm) -> None:
-    outcome = play(algorithm, cards({"a": 2}), random_training())
+    outcome = main_round(algorithm, cards({"a": 2}), random_training())
     made = deployed(algorithm, outcome)
     assert made is not None
     assert holds(algorithm.traits.one_client, gap(made, ideal(outcome, {"a": 1.0})))
@@ -79,7 +98,7 @@ def test_one_client_means_that_its_own_product_is_deployed(algorithm: Algorithm)
 
 @pytest.mark.parametrize("algorithm", methods(deploying=True))
 def test_equal_clients_means_that_what_all_send_is_deployed(algorithm: Algorithm) -> None:
-    outcome = play(algorithm, cards(RANKS), equal_training(), weights=WEIGHTS)
+    outcome = main_round(algorithm, cards(RANKS), equal_training(), weights=WEIGHTS)
     made = deployed(algorithm, outcome)
     assert made is not None
     assert holds(algorithm.traits.equal_clients, gap(made, ideal(outcome, WEIGHTS)))
@@ -87,9 +106,9 @@ def test_equal_clients_means_that_what_all_send_is_deployed(algorithm: Algorithm
 
 @pytest.mark.parametrize("algorithm", methods(deploying=True))
 def test_zero_weight_means_absence(algorithm: Algorithm) -> None:
-    nobody = deployed(algorithm, play(algorithm, cards(RANKS), random_training(), weights=WEIGHTS | {"b": 0.0}))
+    nobody = deployed(algorithm, main_round(algorithm, cards(RANKS), random_training(), weights=WEIGHTS | {"b": 0.0}))
     two = cards({"a": 2, "c": 2})
-    absent = deployed(algorithm, play(algorithm, two, random_training(), weights={"a": 0.5, "c": 0.2}))
+    absent = deployed(algorithm, main_round(algorithm, two, random_training(), weights={"a": 0.5, "c": 0.2}))
     assert nobody is not None and absent is not None
     assert holds(algorithm.traits.zero_weight, gap(nobody, absent))
 
@@ -99,7 +118,7 @@ def test_linear_upload_means_that_only_the_weighted_sum_of_uploads_counts(algori
     shift = {"a": 1 / WEIGHTS["a"], "b": -1 / WEIGHTS["b"], "c": 0.0}
 
     def tamper(name: str, payload: object) -> object:
-        return map_tensors(payload, lambda tensor: tensor + shift[name] * 0.4 * torch.ones_like(tensor))
+        return map_tensors(payload, lambda one: one + shift[name] * 0.4 if one.is_floating_point() else one)
 
     plain = deployed(algorithm, one_round(algorithm))
     moved = deployed(algorithm, one_round(algorithm, tamper=tamper))
@@ -115,8 +134,13 @@ def test_unequal_ranks_are_met_or_refused_as_declared(algorithm: Algorithm) -> N
             play(algorithm, members, random_training())
         return
     outcome = play(algorithm, members, random_training())
-    for card in members:
-        assert all(term.rank == card.rank for term in outcome.fitted[card.id]["lora"].values())
+    wanted = {"server": 4} if algorithm.traits.pools_data else {card.id: card.rank for card in members}
+    if all("lora" not in model for model in outcome.fitted.values()):  # cores: as many as the rank pays for
+        wide = [sum(term.rank for term in outcome.fitted[name]["core"].values()) for name in sorted(wanted)]
+        assert wide == sorted(wide) and wide[0] < wide[-1]
+        return
+    for name, rank in wanted.items():
+        assert all(term.rank == rank for term in outcome.fitted[name]["lora"].values())
 
 
 @pytest.mark.parametrize("algorithm", methods())
@@ -136,13 +160,13 @@ def test_best_rank_and_one_client_hold_with_unequal_scales(algorithm: Algorithm)
             play(algorithm, cards(RANKS, scale={"a": 1.0, "b": 2.0, "c": 4.0}), random_training())
         return
     members = cards(RANKS, scale={"a": 1.0, "b": 2.0, "c": 4.0})
-    outcome = play(algorithm, members, random_training(), weights=WEIGHTS)
+    outcome = main_round(algorithm, members, random_training(), weights=WEIGHTS)
     made = deployed(algorithm, outcome)
     assert made is not None
     target = ideal(outcome, WEIGHTS)
     if algorithm.traits.best_rank:
         assert gap(made, best(target, 2)) <= TIGHT
-    alone = play(algorithm, members[2:], random_training())
+    alone = main_round(algorithm, members[2:], random_training())
     if algorithm.traits.one_client:
         product = deployed(algorithm, alone)
         assert product is not None and gap(product, ideal(alone, {"c": 1.0})) <= TIGHT
@@ -157,8 +181,9 @@ def test_the_base_changes_exactly_as_declared(algorithm: Algorithm) -> None:
 
 @pytest.mark.parametrize("algorithm", methods())
 def test_sites_keep_memory_exactly_as_declared(algorithm: Algorithm) -> None:
-    outcome = one_round(algorithm)
-    assert any(memory for memory in outcome.memories.values()) == algorithm.traits.keeps_memory
+    """In all phases, and in two main rounds, for a site may keep nothing of the first."""
+    played = play_phases(algorithm, cards(RANKS), random_training())
+    assert any(memory for outcome in played for memory in outcome.memories.values()) == algorithm.traits.keeps_memory
 
 
 @pytest.mark.parametrize("algorithm", methods())
@@ -166,12 +191,20 @@ def test_payload_bytes_equal_the_methods_formula(algorithm: Algorithm) -> None:
     members = cards({"a": 1, "b": 2, "c": 4}) if algorithm.traits.ranks == "unequal" else cards(RANKS)
     outcome = play(algorithm, members, random_training())
     second = play(algorithm, members, random_training(1), state=outcome.state, memories=outcome.memories, number=2)
+    asked, less = algorithm.in_federation(Federation(tuple(members), 3)), False
     for card in members:
-        up = sum(algorithm.bytes_up(layer, card) for layer in card.layers.values())
-        down = sum(algorithm.bytes_down(layer, card) for layer in card.layers.values())
-        for one in (outcome, second):
-            assert size(one.payloads[card.id]).payload == up
-            assert size(one.bodies[card.id]).payload == down
+        for number, one in ((1, outcome), (2, second)):  # who takes no part sends and is sent nothing
+            up, down = (
+                sum(way)
+                for way in zip(
+                    *(asked.bytes_of_round(layer, card, number) for layer in card.layers.values()), strict=True
+                )
+            )
+            sent = size(one.payloads.get(card.id)).payload
+            assert sent <= up if algorithm.traits.adaptive_size else sent == up
+            less |= sent < up
+            assert size(one.bodies.get(card.id)).payload == down
+    assert less == algorithm.traits.adaptive_size
 
 
 @pytest.mark.parametrize("algorithm", methods())
@@ -184,8 +217,10 @@ def test_the_order_of_clients_changes_no_bit(algorithm: Algorithm) -> None:
 
 @pytest.mark.parametrize("algorithm", methods())
 def test_uploads_hold_nothing_but_what_training_made(algorithm: Algorithm) -> None:
+    """Positions are no content of their own: they stand beside the values of a sparse tensor."""
     outcome = one_round(algorithm)
-    for payload in outcome.payloads.values():
+    for sent in outcome.payloads.values():
+        payload = map_nodes(sent, Sparse, lambda sparse: sparse.values)
         assert not any("head" in path or "classifier" in path for path, _ in leaves(payload))
         assert not any(isinstance(leaf, torch.Tensor) and not leaf.is_floating_point() for _, leaf in leaves(payload))
 
@@ -207,7 +242,18 @@ def test_a_second_round_starts_from_the_first(algorithm: Algorithm) -> None:
     if before is not None and after is not None:
         assert gap(after, before) > LOOSE
     else:
-        assert encode(second.memories) != encode(first.memories)
+        assert encode((second.state, second.memories)) != encode((first.state, first.memories))
+
+
+@pytest.mark.parametrize("algorithm", methods())
+def test_data_are_pooled_exactly_as_declared(algorithm: Algorithm) -> None:
+    """A reference trains at the server alone and says which data it lacks; a federation does neither."""
+    outcome = one_round(algorithm)
+    assert (set(outcome.fitted) == {"server"}) == algorithm.traits.pools_data
+    assert all(phase.clients == "none" for phase in algorithm.phases(3)) == algorithm.traits.pools_data
+    if algorithm.traits.pools_data:
+        with pytest.raises(ConfigError, match="'pooled"):
+            algorithm.start(Federation(tuple(cards(RANKS)), 1), server(0))
 
 
 def test_the_federation_knows_its_common_scale_and_largest_rank() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conformance.harness import best, cards, dense, gap, ideal, play, random_training
 
-from coterie.algorithms import FedIT, FedPALoRA, FlexLoRA, LocalOnly
+from coterie.algorithms import FedIT, FedPALoRA, FlexLoRA, FLoRA, LocalOnly
 from coterie.engines.in_process import InProcess
 from coterie.engines.setting import Fault, Setting, Site
 from coterie.engines.sites import Volatile, load_record
@@ -20,7 +20,7 @@ from coterie.training.asks import Plan
 from coterie.training.executor import Executor
 from coterie.wire.codec import encode
 from coterie.wire.ledger import Ledger
-from engines.throwaway import Stacking, TwoStage
+from engines.throwaway import TwoStage
 from engines.world import base, sites, text, with_sites, world
 from engines.world import play as play_run
 
@@ -165,12 +165,12 @@ def test_a_round_that_breaks_off_leaves_ledger_and_store_as_they_were() -> None:
 
 
 def test_playing_one_round_on_a_fresh_engine_brings_the_base_up_to_date_first() -> None:
-    run = world(Stacking())
+    run = world(FLoRA())
     first, second, _ = run.rounds(run.begin())
     store = Volatile()
-    run_to_first = world(Stacking(), store=store)
+    run_to_first = world(FLoRA(), store=store)
     run_to_first.play(run_to_first.begin())
-    again = world(Stacking(), store=store).play(first.progress)
+    again = world(FLoRA(), store=store).play(first.progress)
     assert again.metrics == second.metrics
 
 
@@ -178,17 +178,17 @@ def test_beginning_does_not_depend_on_what_the_base_was_used_for_before() -> Non
     network = base()
     options: dict[str, Any] = {"server_data": {"public/toy": text(16, seed=50)}}
     clean = world(TwoStage(), **options).begin()
-    play_run(world(Stacking(), network=network, rounds=1))
+    play_run(world(FLoRA(), network=network, rounds=1))
     assert encode(world(TwoStage(), network=network, **options).begin()) == encode(clean)
 
 
 def test_all_bases_in_use_are_patched_and_have_heads_of_their_own() -> None:
     one, two = base(0), base(1)
-    setting = world(Stacking(), network=one).setting
+    setting = world(FLoRA(), network=one).setting
     made = dict(setting.sites)
     made["c2"] = Site(replace(made["c2"].card, spec="other"), made["c2"].data)
     setting = replace(setting, sites=made, heads={"base": one.head, "other": two.head})
-    train, plan = world(Stacking()).executor.settings, Plan()
+    train, plan = world(FLoRA()).executor.settings, Plan()
     run = InProcess(setting, Executor({"base": one, "other": two}, train, plan), Volatile(), Ledger())
     *_, last = run.rounds(run.begin())
     assert one.version == two.version == 3
@@ -222,7 +222,7 @@ def test_no_client_may_be_called_server() -> None:
 
 
 def test_a_base_log_may_only_grow() -> None:
-    class Rewriter(Stacking):
+    class Rewriter(FLoRA):
         def aggregate(self, state: Any, uploads: Any, server: Any) -> Any:
             grown = super().aggregate(state, uploads, server)
             return replace(grown, base=replace(grown.base, patches=grown.base.patches[-1:]))

@@ -1,4 +1,4 @@
-"""Two methods that exist only to show that the contract's walls carry."""
+"""A method that exists only to show that the contract's walls carry."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import average_factors, initial_adapter, initial_factors, stack_weighted
+from coterie.algorithms.factors import average_factors, initial_adapter, initial_factors
 from coterie.protocol import (
     Adapter,
-    BaseLog,
     Card,
     Client,
     Evaluate,
@@ -112,52 +111,3 @@ class TwoStage(Algorithm):
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return card.rank * (layer.d_out + layer.d_in) * 4
-
-
-@message
-class StackingState:
-    base: BaseLog = BaseLog()
-
-
-@dataclass(frozen=True)
-class Stacking(Algorithm):
-    """Fresh factors each round, stacked and merged into the base."""
-
-    traits = Traits(
-        title="Stacking",
-        paper="test",
-        up="B, A",
-        down="nothing but the patch",
-        ranks="unequal",
-        exact=True,
-        gauge_invariant=True,
-        one_client=True,
-        equal_clients=True,
-        zero_weight=True,
-        changes_base=True,
-    )
-
-    def start(self, federation: Federation, server: Server) -> StackingState:
-        return StackingState()
-
-    def send(self, state: StackingState, card: Card) -> None:
-        return None
-
-    def local(self, client: Client, download: None) -> Program:
-        fitted = yield Fit(Model(lora=initial_factors(client.card, client.key("init"))))
-        return Upload(fitted.model["lora"])
-
-    def aggregate(self, state: StackingState, uploads: Uploads, server: Server) -> StackingState:
-        return replace(state, base=state.base.add(stack_weighted(uploads)))
-
-    def site_model(self, client: Client, download: None) -> Model:
-        return Model()
-
-    def global_model(self, state: StackingState) -> Model:
-        return Model()
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * 4
-
-    def bytes_down(self, layer: Layer, card: Card) -> int:
-        return 0

@@ -17,7 +17,7 @@ from coterie.engines.setting import Measuring, Setting, Site
 from coterie.engines.sites import Store, Volatile
 from coterie.maths.keys import Key, root_key
 from coterie.models.loading import Base, from_network
-from coterie.protocol import Card, Model
+from coterie.protocol import Card, Model, map_tensors
 from coterie.training.asks import Plan, TrainSettings
 from coterie.training.executor import Executor
 from coterie.wire.ledger import Ledger
@@ -61,13 +61,32 @@ def text(count: int, seed: int = 0, share: float = 0.5) -> TextSet:
     return TextSet(ids.to(torch.int32), offsets, torch.from_numpy(labels), torch.arange(count), 2)
 
 
-def sites(ranks: Sequence[int], layers: dict[str, Any], scale: float = 2.0, **fields: Any) -> dict[str, Site]:
-    """One site for each rank, with 20 to 32 training examples."""
+def joined(sets: Sequence[TextSet]) -> TextSet:
+    """All examples of whole sets of `text`, in one."""
+    lengths = torch.cat([one.lengths for one in sets])
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    offsets[1:] = lengths.cumsum(0)
+    labels = torch.cat([one.labels for one in sets])
+    return TextSet(torch.cat([one.ids for one in sets]), offsets, labels, torch.arange(len(labels)), 2)
+
+
+def pooled(chosen: dict[str, Site]) -> dict[str, TextSet]:
+    """What the server of a reference is given: all training data, and those of each group."""
+    groups = sorted({site.card.group for site in chosen.values()})
+    members = {group: [site for site in chosen.values() if site.card.group == group] for group in groups}
+    named = {"pooled": list(chosen.values())} | {f"pooled/{group}": of for group, of in members.items()}
+    return {name: joined([site.data["train"] for site in of]) for name, of in named.items()}  # type: ignore[misc]
+
+
+def sites(
+    ranks: Sequence[int], layers: dict[str, Any], scale: float = 2.0, groups: Sequence[str] = ("all",), **fields: Any
+) -> dict[str, Site]:
+    """One site for each rank, with 20 to 32 training examples; groups are dealt out in turn."""
     made = {}
     for index, rank in enumerate(ranks):
         count = 20 + 4 * (index % 4)
         train = text(count, seed=index + 1, share=(0.2, 0.5, 0.8)[index % 3])
-        card = Card(f"c{index}", rank, count, scale, layers, **fields)
+        card = Card(f"c{index}", rank, count, scale, layers, group=groups[index % len(groups)], **fields)
         made[card.id] = Site(card, {"train": train, "test": text(12, seed=100 + index)})
     return made
 
@@ -89,14 +108,15 @@ def world(
 ) -> InProcess:
     """An engine ready to begin."""
     frozen = network or base()
+    chosen = sites(ranks, frozen.layers, **(card or {}))
     setting = Setting(
         algorithm=algorithm,
-        sites=sites(ranks, frozen.layers, **(card or {})),
+        sites=chosen,
         rounds=rounds,
         seed=seed,
         heads={"base": frozen.head},
         pooled_test=text(40, seed=999),
-        server_data=server_data or {},
+        server_data=server_data or (pooled(chosen) if algorithm.traits.pools_data else {}),
         **{"measuring": Measuring(objective_examples=8), **fields},
     )
     executor = Executor({"base": frozen}, train, plan or Plan())
@@ -118,7 +138,7 @@ def dense(model: Model | None) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for layers in (model.terms if model is not None else {}).values():
         for name, term in layers.items():
-            product = float(term.scale) * term.left.double() @ term.A.double()  # type: ignore[attr-defined]
+            product = map_tensors(term, lambda tensor: tensor.double()).dense()
             found[name] = found[name] + product if name in found else product
     return found
 

@@ -12,9 +12,10 @@ import torch
 
 from coterie.algorithms import METHODS
 from coterie.errors import CoterieError
-from coterie.experiments.build import build, client_ids, dealt, sample_size, scale_of
+from coterie.experiments.build import build, sample_size, scale_of
 from coterie.experiments.config import Config, parse
 from coterie.experiments.methods import algorithm
+from coterie.experiments.shares import client_ids, dealt
 from coterie.training.asks import Plan
 
 PLAN = Plan()

@@ -18,6 +18,7 @@ PRIVATE: dict[str, Any] = {
     "federation": {"sample": 3, "head": "local"},
     "train": {"optimizer": "adamw", "dropout": 0.1},
 }
+MERGED: dict[str, Any] = {"method": "fed-rac-lora", "clients": {"ranks": 4}}
 SHARED: dict[str, Any] = {"method": "flexlora", "checkpoint": {"every": 2}, "execution": {"strict": True}}
 
 
@@ -92,8 +93,15 @@ def test_kills_inside_checkpoints_and_records_leave_no_trace(
     assert killed == whole
 
 
+def test_kills_around_checkpoints_lose_no_patch_of_the_base(tmp_path: Path, tiny_base: Path, reviews_csv: Path) -> None:
+    attempts = [{"at": event} for event in ("between blobs", "after the manifest", "before the manifest")]
+    _, killed, whole = killed_and_whole(MERGED, attempts, tmp_path, tiny_base, reviews_csv)
+    assert killed == whole
+    assert {f"base/{version:05d}" for version in range(5)} < set(whole["state"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("special", [PRIVATE, SHARED], ids=["local heads", "averaged heads"])
+@pytest.mark.parametrize("special", [PRIVATE, SHARED, MERGED], ids=["local heads", "averaged heads", "merged base"])
 def test_twenty_kills_at_random_moments_leave_no_trace(
     special: dict[str, Any], tmp_path: Path, tiny_base: Path, reviews_csv: Path
 ) -> None:

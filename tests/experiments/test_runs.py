@@ -105,8 +105,8 @@ def test_terms_and_patches_of_a_layer_are_one_adapter_of_the_same_product() -> N
     def term(name: str, rank: int, scale: float, diagonal: bool = False) -> LowRank:
         draw = key.fold(name)
         return LowRank(
-            draw.fold("B").normal((5, rank)),
-            draw.fold("A").normal((rank, 4)),
+            draw.fold("B").normal((15, rank)),
+            draw.fold("A").normal((rank, 12)),
             scale,
             draw.fold("d").normal((rank,)) if diagonal else None,
         )

@@ -6,6 +6,7 @@ from reference import dense_lowrank as dense
 from reference.random_factors import bounded, mixtures, normal, pair
 
 from coterie.maths.gram import (
+    cosine,
     distance,
     inner,
     mixture_distance,
@@ -167,3 +168,20 @@ def test_the_accurate_distances_carry_no_gradient():
 def test_products_of_different_sizes_are_refused():
     with pytest.raises(ValueError, match="product 1 is 4 x 5 but product 0 is 4 x 3"):
         squared_distance(*pair(1, 4, 2, 3), *pair(1, 4, 2, 5))
+
+
+@given(seed=seeds, **shapes)
+@bounded
+def test_the_cosine_is_that_of_the_flattened_products(seed, m, n, r, r2):
+    first, second = pair(seed, m, r, n), pair(seed + 1, m, r2, n)
+    expected = torch.nn.functional.cosine_similarity(
+        (first[0] @ first[1]).flatten(), (second[0] @ second[1]).flatten(), 0
+    )
+    torch.testing.assert_close(cosine(*first, *second), expected, rtol=0, atol=1e-9)
+
+
+def test_the_cosine_with_nothing_is_zero_and_has_no_gradient():
+    (B, A), zero = pair(1, 4, 2, 3), torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
+    value = cosine(zero, A, B, A)
+    assert value.item() == 0.0
+    assert torch.autograd.grad(value, zero)[0].abs().max() == 0.0

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import ModelError
-from coterie.protocol import LowRank, Model, Term
+from coterie.protocol import Mix, Model, Term
 
 M = TypeVar("M", bound=nn.Module)
 Dropout = Callable[[str, Tensor], Tensor]
@@ -30,7 +30,8 @@ class Binding:
 
     terms: (term name, stacked term) by layer; head: stacked parameters by name, None for the network's own; kept: the
     places of each client at which the output layer computes, None for all; seen: the input of the head or output
-    layer that ran last, kept while bound.
+    layer that ran last, kept while bound; mix, shares: how two terms share each input, and the share (S * b,) that
+    every row of the batch has of a term by its name.
     """
 
     size: int = 1
@@ -40,6 +41,16 @@ class Binding:
     kept: Sequence[Tensor] | None = None
     active: bool = False
     seen: Tensor | None = None
+    mix: Mix | None = None
+    shares: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def share(self, name: str, rows: Tensor) -> Tensor | None:
+        """The shares of a term at every row (S, N, d), as (S, N, 1); None where it acts in full."""
+        if name not in self.shares:
+            return None
+        shares = self.shares[name]
+        count = rows.shape[0] * rows.shape[1]
+        return shares.repeat_interleave(count // len(shares)).view(rows.shape[0], -1, 1)
 
 
 class AdaptedLinear(nn.Module):
@@ -69,7 +80,7 @@ class AdaptedLinear(nn.Module):
         total = y.reshape(binding.size, -1, y.shape[-1])
         for name, term in terms:
             seen = rows if binding.dropout is None else binding.dropout(name, rows)
-            total = _added(total, term, seen)
+            total = _added(total, term, seen, binding.share(name, rows), rows)
         return total.reshape(y.shape)
 
 
@@ -170,12 +181,12 @@ class Slots:
             raise ModelError(f"the head does not fit this base: {odd[0]!r} is on one side only")
         binding = self.binding
         binding.size, binding.terms, binding.head, binding.dropout = size, terms, head, dropout
-        binding.active = True
+        binding.active, binding.mix = True, None if model is None else model.mix
         try:
             yield binding
         finally:
             binding.size, binding.terms, binding.head, binding.dropout = 1, {}, None, None
-            binding.active, binding.seen = False, None
+            binding.active, binding.seen, binding.mix, binding.shares = False, None, None, {}
 
     @contextmanager
     def keeping(self, places: Sequence[Tensor] | None) -> Iterator[None]:
@@ -235,11 +246,16 @@ def _replace(network: nn.Module, name: str, module: M) -> M:
     return module
 
 
-def _added(total: Tensor, term: Term, x: Tensor) -> Tensor:
-    """total + term.apply(x); for a low-rank term the addition is part of the second product."""
+def _added(total: Tensor, term: Term, x: Tensor, share: Tensor | None = None, whole: Tensor | None = None) -> Tensor:
+    """total + what the term makes of x, or the share of it; of low-rank factors, as part of their second product.
+
+    x: what dropout left of the layer's input; whole: that input, where it is another.
+    """
     x = x.to(total.dtype)
-    if not isinstance(term, LowRank):
-        return total + term.apply(x)
-    scale = term.scale.reshape(-1, 1, 1) if isinstance(term.scale, Tensor) else term.scale
-    left = (term.left * scale).to(x.dtype)
-    return torch.baddbmm(total, x @ term.A.mT.to(x.dtype), left.mT)
+    factors = term.low_rank() if share is None else None
+    if factors is None:
+        made = term.apply_dropped(x if whole is None else whole.to(total.dtype), x)
+        return total + (made if share is None else share.to(total.dtype) * made)
+    scale = factors.scale.reshape(-1, 1, 1) if isinstance(factors.scale, Tensor) else factors.scale
+    left = (factors.left * scale).to(x.dtype)
+    return torch.baddbmm(total, x @ factors.A.mT.to(x.dtype), left.mT)

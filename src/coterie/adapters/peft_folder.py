@@ -84,8 +84,8 @@ class PeftFolder:
     """What a folder holds.
 
     adapter: by full layer name, dtype as stored. head: by parameter name in the network, None when there is
-    none. labels: class names in the order of the logits, when known. dtype: of the factors, None when they
-    differ. config: adapter_config.json as it stands.
+    none. labels: class names in the order of the logits; max_length: tokens after which texts were cut; both when
+    known. dtype: of the factors, None when they differ. config: adapter_config.json as it stands.
     """
 
     adapter: Adapter
@@ -95,6 +95,7 @@ class PeftFolder:
     labels: tuple[str, ...] | None
     dtype: torch.dtype | None
     config: dict[str, Any]
+    max_length: int | None = None
 
 
 def save_peft(
@@ -105,6 +106,7 @@ def save_peft(
     head: Mapping[str, Tensor] | None,
     task_type: TaskType,
     label_names: list[str] | tuple[str, ...] | None = None,
+    max_length: int | None = None,
     prefix: str = PREFIX,
     fan_in_fan_out: bool = False,
     tokenizer: Tokenizer | None = None,
@@ -113,7 +115,7 @@ def save_peft(
 
     adapter: {full layer name: LowRank of B (d_out, r), A (r, d_in)}; ranks and scales may differ by layer, a
     diagonal is folded into B. head: {parameter name in the network: Tensor}, whole modules. fan_in_fan_out:
-    True for a base of Conv1D layers. Tensors keep their dtype.
+    True for a base of Conv1D layers. label_names, max_length: noted for `load_peft`. Tensors keep their dtype.
 
     The folder appears whole or not at all, and replaces only one that this function wrote. Raises ModelError
     for an adapter that PEFT cannot express or a folder of someone else's, RunError when the disk refuses.
@@ -141,7 +143,8 @@ def save_peft(
             tokenizer.save_pretrained(str(fresh))
         files = sorted([NOTES, *(path.name for path in fresh.iterdir())])
         labels = None if label_names is None else list(label_names)
-        (fresh / NOTES).write_text(_json({"format": 1, "labels": labels, "prefix": prefix, "files": files}))
+        notes = {"format": 1, "labels": labels, "max_length": max_length, "prefix": prefix, "files": files}
+        (fresh / NOTES).write_text(_json(notes))
         _swap(fresh, target)
     except (OSError, SafetensorError) as error:
         reason = f"cannot be written ({_reason(error)}); what was there is kept"
@@ -176,7 +179,7 @@ def load_peft(folder: Path | str) -> PeftFolder:
             raise ModelError(f"{source}: {key} is neither a LoRA factor nor in modules_to_save; it is not read")
     if not factors:
         raise ModelError(f"{source / WEIGHTS}: holds no LoRA factors; is it an adapter?")
-    labels = notes.get("labels")
+    labels, longest = notes.get("labels"), notes.get("max_length")
     dtypes = {tensor.dtype for pair in factors.values() for tensor in pair.values()}
     return PeftFolder(
         adapter={name: _term(source, name, pair, config) for name, pair in sorted(factors.items())},
@@ -186,6 +189,7 @@ def load_peft(folder: Path | str) -> PeftFolder:
         labels=tuple(labels) if isinstance(labels, list) else None,
         dtype=dtypes.pop() if len(dtypes) == 1 else None,
         config=config,
+        max_length=longest if isinstance(longest, int) else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line: run, resume, compare, export, list, assets.
+"""The command line: partition, run, resume, compare, report, reproduce, export, predict, list, assets.
 
 What takes long to import (torch, transformers) is imported by the commands that need it, so that help comes at once.
 """
@@ -6,15 +6,19 @@ What takes long to import (torch, transformers) is imported by the commands that
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from coterie.cli.compare import compare
+from coterie.cli.endings import resumable
+from coterie.cli.partition import partition
+from coterie.cli.predict import predict
+from coterie.cli.report import page_after, report
+from coterie.cli.reproduce import reproduce
 from coterie.errors import CoterieError
 
 app = typer.Typer(
@@ -29,7 +33,9 @@ app = typer.Typer(
         "[bold]Any setting by its dotted name[/bold]: coterie run configs/demo.yaml method=fedit train.lr=1e-3 "
         r"'clients.ranks=\[2,4,16]'" + "\n\n"
         "[bold]Broken off?[/bold] coterie resume runs/demo-fedpa-lora-seed0 ends with the same bytes.\n\n"
-        "[bold]Which method is best here?[/bold] coterie compare configs/demo.yaml --methods fedit,flexlora --seeds 0,1"
+        "[bold]Which method is best here?[/bold] coterie compare configs/demo.yaml --methods fedit,flexlora "
+        "--seeds 0,1\n\n"
+        "[bold]New texts?[/bold] coterie predict runs/demo-fedpa-lora-seed0 new.csv"
     ),
 )
 assets_app = typer.Typer(help="Models and data that come inside registry packages.", no_args_is_help=False)
@@ -56,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
+app.command()(partition)
+
+
 @app.command()
 def run(
     config: ConfigFile,
@@ -68,7 +77,8 @@ def run(
     """Play a whole run in a new folder.
 
     The folder then holds config.yaml (all settings, versions, plan), partition.json (who holds what), metrics.jsonl
-    (a line a round), ledger.jsonl (every message in bytes), checkpoints/, adapters/ (PEFT folders) and summary.json.
+    (a line a round), ledger.jsonl (every message in bytes), checkpoints/, adapters/ (PEFT folders), summary.json and,
+    with the extra `report`, report.html.
     """
     from coterie.experiments.config import load
 
@@ -78,9 +88,10 @@ def run(
     from coterie.experiments.runs import run as play
 
     place = folder or default_folder(chosen)
-    with _resumable(place):
+    with resumable(place):
         result = play(chosen, place, watcher())
     _show(result.folder, result.summary)
+    page_after(result.folder)
 
 
 @app.command()
@@ -92,56 +103,18 @@ def resume(
     from coterie.cli.progress import watcher
     from coterie.experiments.runs import resume as play
 
-    with _resumable(run):
+    with resumable(run):
         result = play(run, watcher(), round)
     if result.resumed_finished:
         print(f"{run} is finished; nothing was left to do")
     _show(result.folder, result.summary)
+    if not result.resumed_finished:
+        page_after(result.folder)
 
 
-@app.command()
-def compare(
-    config: ConfigFile,
-    settings: Settings = None,
-    methods: Annotated[str, typer.Option(help="Names, with commas; coterie list shows all.")] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas; each is a partition and a set of random keys.")] = "0",
-    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of one thread.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write; by default comparisons/<name>.")
-    ] = None,
-) -> None:
-    """Play several methods on the same partitions and compare them.
-
-    Runs that are finished are taken as they are, half-done ones are resumed. Writes comparison.json and comparison.md.
-    """
-    from coterie.cli.progress import comparison_watcher
-    from coterie.experiments.compare import compare as play
-    from coterie.experiments.compare import comparison_folder, read_list, read_seeds
-    from coterie.experiments.config import read_mapping
-
-    raw = read_mapping(config)
-    raw.setdefault("name", config.stem)
-    place = out or comparison_folder(str(raw["name"]))
-    with _resumable(place, "coterie compare with the same arguments"), _ends_when_told():
-        outcome = play(
-            raw,
-            settings or [],
-            read_list(methods, "--methods"),
-            read_seeds(seeds),
-            place,
-            workers=workers,
-            watcher=comparison_watcher(),
-        )
-    from rich.console import Console
-
-    from coterie.report.comparison import table
-
-    console = Console()
-    console.print(table(outcome.comparison))
-    console.print(outcome.comparison["sentence"], highlight=False)
-    print(f"{place}/comparison.md, comparison.json; one folder a run beside them")
-    if outcome.failed:
-        raise CoterieError("; ".join(f"{name} failed: {reason}" for name, reason in outcome.failed.items()))
+app.command()(compare)
+app.command()(report)
+app.command()(reproduce)
 
 
 @app.command()
@@ -162,15 +135,29 @@ def export(
     print(f"{destination}: {'a whole model' if merged else 'an adapter for PEFT'}")
 
 
+app.command()(predict)
+
+
 @app.command(name="list")
-def list_methods() -> None:
+def list_methods(
+    name: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="Tell all about this one.")] = None,
+) -> None:
     """Show all methods: which ranks they take, whether they aggregate exactly, what travels, which paper."""
+    import inspect
+
     from rich.console import Console
 
     from coterie.algorithms import METHODS
-    from coterie.report.tables import methods_table
+    from coterie.experiments.methods import method_class, options_of
+    from coterie.report.catalogue import catalogue, facts
+    from coterie.report.tables import method_table, methods_table
 
-    Console().print(methods_table({name: kind.traits for name, kind in METHODS.items()}))
+    if name is None:
+        Console().print(methods_table(catalogue(METHODS)))
+        return
+    kind = method_class(name)
+    Console().print(method_table(facts(name, kind), options_of(kind)))
+    print(inspect.getdoc(kind))
 
 
 @assets_app.callback(invoke_without_command=True)
@@ -214,25 +201,3 @@ def _show(folder: Path, summary: dict[str, object]) -> None:
 
     Console().print(run_table(summary))
     print(f"{folder}: metrics.jsonl, ledger.jsonl, adapters/ (load them with PEFT, or coterie export {folder} DEST)")
-
-
-@contextmanager
-def _resumable(folder: Path, way: str = "") -> Iterator[None]:
-    """An interruption ends in one line that says how to go on, with exit code 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        begun = bool(way) or (folder / "config.yaml").is_file()
-        told = f"what was computed is kept; to go on: {way or f'coterie resume {folder}'}"
-        print(f"coterie: interrupted; {told if begun else 'nothing had been computed'}", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-@contextmanager
-def _ends_when_told() -> Iterator[None]:
-    """A termination signal unwinds this process, which ends its workers, instead of leaving them behind."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import ModelError, nearest
-from coterie.protocol import Card, Term, map_tensors
+from coterie.protocol import Card, Sparse, Term, map_tensors
 from coterie.protocol.messages import leaves
 from coterie.training.asks import Head
 
@@ -42,6 +42,8 @@ def _check_terms(tree: Any, card: Card, path: str) -> None:
     elif isinstance(tree, list | tuple):
         for index, value in enumerate(tree):
             _check_terms(value, card, f"{path}.{index}")
+    elif isinstance(tree, Sparse):
+        tree.check(f"client {card.id}, {path.removeprefix('.') or 'upload'}")
     elif is_dataclass(tree) and not isinstance(tree, type | Term):
         for field in fields(tree):
             _check_terms(getattr(tree, field.name), card, f"{path}.{field.name}")
@@ -57,7 +59,9 @@ def check_head(head: Head | None, like: Head | None, card: Card) -> None:
 
 def poisoned(payload: Any) -> Any:
     """The same message with NaN in every tensor (a rehearsed fault)."""
-    return map_tensors(payload, lambda tensor: torch.full_like(tensor, float("nan")))
+    return map_tensors(
+        payload, lambda tensor: torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else tensor
+    )
 
 
 def misshapen(payload: Any) -> Any:

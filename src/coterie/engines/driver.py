@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coterie.data.text import TextSet
+from coterie.data.sequences import DataSet
 from coterie.errors import RunError, nearest
 from coterie.maths.keys import Key
 from coterie.protocol import Calibrate, Evaluate, Fit, Fitted, Gradient, Model, Predict, Request, Weights, copied
@@ -25,11 +25,14 @@ class Party:
     """A client or the server while its program runs: what its requests resolve to, and what has happened so far.
 
     Models are kept as copies: what the program does with its own afterwards is no business of measurements.
+    `group_heads`: the heads of groups by name: at the server all that the engine keeps, beside `head`, that of all; at
+    a client those between which it chooses (`choices`), where heads are averaged. `head` is then that of its last
+    choice, and afterwards the one that it trained.
     """
 
     name: str
     spec: str
-    data: Mapping[str, TextSet]
+    data: Mapping[str, DataSet]
     head: Head | None
     key: Key
     trains_head: bool
@@ -38,6 +41,8 @@ class Party:
     first_initial: Model | None = None
     fits: list[tuple[Fit, Fitted]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    group_heads: dict[str, Head] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()
 
     def ask(self, request: Any) -> Ask:
         """The request with data, head and key filled in; raises RunError for what this party may not ask."""
@@ -50,13 +55,17 @@ class Party:
         if request.data not in self.data:
             raise RunError(f"{self.name} has no data set {request.data!r}{nearest(request.data, self.data)}")
         key = self._key(request)
+        head = self.head
+        if isinstance(request, Evaluate) and request.group is not None:
+            head = self._head_of(request.group)
         if isinstance(request, Fit):
+            head = self._head_of(head_group(request))
             if self.first_initial is None:
                 self.first_initial = copied(request.initial)
-            if not self.trains_head or self.head is None:
+            if not self.trains_head or head is None:
                 request = replace(request, head=False)
         model = request.initial if isinstance(request, Fit) else request.model
-        return Ask(self.name, request, model.spec or self.spec, self.head, self.data[request.data], key)
+        return Ask(self.name, request, model.spec or self.spec, head, self.data[request.data], key)
 
     def receive(self, request: Request, done: Done) -> Any:
         """Books an answer and returns what the program is to see."""
@@ -64,17 +73,35 @@ class Party:
             assert isinstance(done.answer, Fitted)
             self.fits.append((request, replace(done.answer, model=copied(done.answer.model))))
             if request.head and self.trains_head:
-                self.head, self.head_trained = done.head, True
+                self.head_trained = True
+                if head_group(request) == "all" or not self.is_server:
+                    self.head = done.head
+                elif done.head is not None:
+                    self.group_heads[head_group(request)] = done.head
         return done.answer
+
+    def _head_of(self, group: str) -> Head | None:
+        """The head of a group; one without a head of its own begins with the head of all."""
+        if group != "all" and not self.is_server and group not in self.choices:
+            raise RunError(
+                f"{self.name}: only the server's Fit may name a head group, not {group!r}; use head=True, or give the "
+                "method head_choices"
+            )
+        return self.group_heads.get(group, self.head)
 
     def _key(self, request: Request) -> Key:
         """The k-th request of its class has its own stream, so another Evaluate never moves a batch."""
         kind = type(request).__name__
-        if isinstance(request, Gradient) and request.batch == "first":
+        if isinstance(request, Gradient | Evaluate) and request.batch == "first":
             return self.key.fold("Fit", self.counts["Fit"])
         key = self.key.fold(kind, self.counts[kind])
         self.counts[kind] += 1
         return key
+
+
+def head_group(request: Fit) -> str:
+    """The group whose head a Fit uses: "all" unless it names one."""
+    return request.head if isinstance(request.head, str) else "all"
 
 
 def drive(programs: Mapping[str, Any], parties: Mapping[str, Party], executor: Executor) -> dict[str, Any]:
@@ -135,9 +162,10 @@ def drive(programs: Mapping[str, Any], parties: Mapping[str, Party], executor: E
 
 
 def _asked(party: Party, wanted: Any) -> list[Ask]:
-    """The asks of one yield. Two Fits of a list may not both train the head: one of the two would be lost."""
+    """The asks of one yield. Two Fits of a list may not both train one head: one of the two would be lost."""
     asks = [party.ask(one) for one in (wanted if isinstance(wanted, list) else [wanted])]
-    if sum(isinstance(ask.request, Fit) and ask.request.head for ask in asks) > 1:
+    trained = [head_group(ask.request) for ask in asks if isinstance(ask.request, Fit) and ask.request.head]
+    if len(set(trained)) < len(trained):
         raise RunError(f"{party.name}: only one Fit of a list may train the head; give the others head=False")
     return asks
 

@@ -1,12 +1,13 @@
-"""Scores of the global model and of every site's own, on the pooled test and on each client's own share."""
+"""Scores of the global model and of every site's own, on the task's tests and on each client's own shares."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from coterie.data.text import TextSet
+from coterie.data.sequences import DataSet
 from coterie.engines.driver import Party
 from coterie.engines.measures import spread
 from coterie.engines.setting import Setting
@@ -17,6 +18,14 @@ from coterie.maths.keys import Key, root_key
 from coterie.protocol import Client, Evaluate, Model, Score, SiteRecord
 from coterie.training.asks import Ask, Done, Head
 from coterie.training.executor import Executor
+
+Figures = dict[str, Any]
+"""What goes into a line of metrics.jsonl.
+
+On the task's tests: {loss, accuracy, examples, score, metrics: {name: value}}, of several models their plain mean. On
+clients' own tests: {accuracy: {id: value}, score: {id: value}} and of the scores mean, worst_50 and worst_25. `score`
+is the first of the task's metrics.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,18 @@ def head_of(setting: Setting, state: Any, heads: Mapping[str, Head], name: str, 
         return record.head if record.head is not None else initial
     if setting.head == "frozen":
         return initial
+    choices = setting.algorithm.head_choices(state, card)
+    if choices:
+        return chosen_heads(setting, heads, card.spec, choices).get(record.head_group or choices[0])
     group = setting.algorithm.head_group(state, card)
     return heads.get(head_name(card.spec, group), heads.get(head_name(card.spec, "all"), initial))
+
+
+def chosen_heads(setting: Setting, heads: Mapping[str, Head], spec: str, choices: Sequence[str]) -> dict[str, Head]:
+    """The heads between which a client chooses; a group that nobody has joined yet has the initial one."""
+    initial = setting.initial_head(spec)
+    found = {group: heads.get(head_name(spec, group), initial) for group in choices}
+    return {group: head for group, head in found.items() if head is not None}
 
 
 def head_name(spec: str, group: str) -> str:
@@ -50,57 +69,80 @@ def head_name(spec: str, group: str) -> str:
 
 def global_scores(
     view: Evaluation, state: Any, heads: Mapping[str, Head], limit: int | None, clients: bool
-) -> dict[str, Any] | None:
-    """The global model on the pooled test and, when asked for, on every client's own test share.
+) -> tuple[Figures | None, Figures | None]:
+    """The global model on the task's tests and, when asked for, on every client's own test; and on the validation.
 
-    With local heads the pooled figure is the mean over clients, each with its own head.
+    Returns (scores, validation), both None while there is no global model. The scores are `pooled`, `more` by the
+    name of a further test (each on its first `limit` examples), and `clients`. The validation is the mean over
+    clients' validation shares, weighted by their examples; None without any. With local heads the figures on the
+    tests are means over clients, each with its own head.
     """
-    model = view.setting.algorithm.global_model(state)
+    setting = view.setting
+    model = setting.algorithm.global_model(state)
     if model is None:
-        return None
-    found: dict[str, Any] = {}
-    names = sorted(view.setting.sites)
-    kept = view.setting.head == "local"  # else no site's record needs reading, however many there are
-    own = {
-        name: head_of(view.setting, state, heads, name, load_record(view.store, name) if kept else SiteRecord())
-        for name in (names if clients or kept else ())
-    }
-    pooled = view.setting.pooled_test
-    if pooled is not None:
-        if view.setting.head == "local":
-            found["pooled"] = _mean(_scores(view, {name: (model, own[name], pooled) for name in names}, limit))
-        else:
-            head = heads.get(head_name(view.setting.server_spec, "all"))
-            found["pooled"] = _plain(_scores(view, {"server": (model, head, pooled)}, limit)["server"])
+        return None, None
+    kept = setting.head == "local"  # else no site's record needs reading, however many there are
+
+    @cache
+    def own(name: str) -> Head | None:
+        return head_of(setting, state, heads, name, load_record(view.store, name) if kept else SiteRecord())
+
+    def on_test(data: DataSet) -> Figures:
+        if kept:
+            return _mean(_scores(view, {name: (model, own(name), data) for name in sorted(setting.sites)}, limit))
+        head = heads.get(head_name(setting.server_spec, "all"))
+        return _mean(_scores(view, {"server": (model, head, data)}, limit))
+
+    def on_shares(part: str) -> dict[str, Score]:
+        asked = {name: (model, own(name), setting.sites[name].data[part]) for name in _holders(setting, part)}
+        return _scores(view, asked, None)
+
+    found: Figures = {}
+    if setting.pooled_test is not None:
+        found["pooled"] = on_test(setting.pooled_test)
+    if setting.more_tests:
+        found["more"] = {name: on_test(data) for name, data in sorted(setting.more_tests.items())}
     if clients:
-        shares = {name: (model, own[name], view.setting.sites[name].data["test"]) for name in _with_test(view)}
-        found["clients"] = _by_client(_scores(view, shares, None))
-    return found
+        found["clients"] = _by_client(on_shares("test"))
+    return found, _validation(on_shares("validation"))
 
 
 def personal_scores(
     view: Evaluation, state: Any, heads: Mapping[str, Head], downloads: Mapping[str, Any], pooled: bool
-) -> dict[str, Any]:
-    """Each site's own model on its own test share, and on the pooled test when asked for.
+) -> tuple[Figures, Figures | None]:
+    """Each site's own model on its own test and, when asked for, on the task's tests; and on the validation.
 
     `downloads` are those of this round; a site without one is sent what the state holds for it now, booked as
-    evaluation traffic. The pooled figure is the mean over sites, each on the first `pooled_limit` examples. A site
-    that has no model yet, because its set-up failed, is named under `failed`.
+    evaluation traffic. Figures on the task's tests are means over sites, each on the first `pooled_limit` examples.
+    `further` has the same of the method's `further_models`, by name, over the sites that have such a one. A site whose
+    models cannot be made, because its set-up failed, is named under `failed`.
+
+    Returns (scores, validation): the second as of `global_scores`, where there is no global model to be deployed.
     """
     setting = view.setting
-    shares: dict[str, Score] = {}
-    whole: dict[str, Score] = {}
+    own, further = _Shown(), dict[str, _Shown]()
+    validation: dict[str, Score] = {}
     failed: dict[str, str] = {}
-    pooled = pooled and setting.pooled_test is not None
-    if not pooled and not _with_test(view):
-        return {"clients": _by_client({})}
-    for name, model, head in site_models(view, state, heads, downloads, failed):
-        if len(setting.sites[name].data.get("test", ())) > 0:
-            shares |= _scores(view, {name: (model, head, setting.sites[name].data["test"])}, None)
-        if pooled and setting.pooled_test is not None:
-            whole |= _scores(view, {name: (model, head, setting.pooled_test)}, setting.measuring.pooled_limit)
-    found: dict[str, Any] = {"clients": _by_client(shares)} | ({"pooled": _mean(whole)} if whole else {})
-    return found | ({"failed": failed} if failed else {})
+    pooled = pooled and (setting.pooled_test is not None or bool(setting.more_tests))
+    validated = _holders(setting, "validation") if setting.algorithm.global_model(state) is None else []
+    if not pooled and not validated and not _holders(setting, "test"):
+        return own.figures(), None
+    for site in _sites(view, state, heads, downloads, failed):
+        _show(view, site, site.model, pooled, own)
+        if site.name in validated:
+            data = setting.sites[site.name].data["validation"]
+            validation |= _scores(view, {site.name: (site.model, site.head, data)}, None)
+        try:
+            others = setting.algorithm.further_models(site.client, site.download)
+        except Exception as error:
+            failed[site.name] = said(error)
+            continue
+        for name, model in others.items():
+            _show(view, site, model, pooled, further.setdefault(name, _Shown()))
+    found = own.figures()
+    if further:
+        found["further"] = {name: shown.figures() for name, shown in sorted(further.items())}
+    return found | ({"failed": failed} if failed else {}), _validation(validation)
 
 
 def site_models(
@@ -115,6 +157,87 @@ def site_models(
     See `personal_scores` for `downloads`. A site whose model cannot be made is left out and told in `failed`; without
     that the error is raised.
     """
+    for site in _sites(view, state, heads, downloads, failed):
+        yield site.name, site.model, site.head
+
+
+def objective(view: Evaluation, parties: Mapping[str, tuple[Party, float]]) -> dict[str, float]:
+    """The clients' objectives at the end of local training, over those who answered.
+
+    task: sum p_i f_i, f_i the task loss on the first `objective_examples` training examples. local: with the
+    penalties that the clients trained with (FedPA-LoRA, Eq. 81). The joint objective with the new reference (Eq. 20)
+    is task plus the method's own `regulariser`, after aggregation.
+    """
+    limit = view.setting.measuring.objective_examples
+    asked = {
+        name: (party.fits[-1][1].model, party.head, party.data[party.fits[-1][0].data])
+        for name, (party, _) in parties.items()
+    }
+    scores = _scores(view, asked, limit, ())
+    task = sum(weight * scores[name].loss for name, (_, weight) in parties.items())
+    penalty = sum(weight * party.fits[-1][1].penalty_after for party, weight in parties.values())
+    return {"task": task, "local": task + penalty}
+
+
+def said(error: Exception) -> str:
+    """An error in one line; errors that are not ours keep their type's name."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, CoterieError) else f"{type(error).__name__}: {text}"
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A site as it is evaluated: its model and head, and what its other models are made from."""
+
+    name: str
+    client: Client
+    download: Any
+    model: Model
+    head: Head | None
+
+
+@dataclass
+class _Shown:
+    """What sites' models of one kind scored, by client: on own tests, on the pooled one, on further ones by name."""
+
+    own: dict[str, Score] = field(default_factory=dict)
+    pooled: dict[str, Score] = field(default_factory=dict)
+    more: dict[str, dict[str, Score]] = field(default_factory=dict)
+
+    def figures(self) -> Figures:
+        """As in a line of metrics.jsonl."""
+        found: Figures = {"clients": _by_client(self.own)}
+        if self.pooled:
+            found["pooled"] = _mean(self.pooled)
+        if self.more:
+            found["more"] = {test: _mean(scores) for test, scores in self.more.items()}
+        return found
+
+
+def _show(view: Evaluation, site: _Site, model: Model, pooled: bool, shown: _Shown) -> None:
+    """Adds what a model of this site scores: on its own test, and, if `pooled`, on the task's tests."""
+    setting, limit = view.setting, view.setting.measuring.pooled_limit
+
+    def score(data: DataSet, limit: int | None) -> Score:
+        return _scores(view, {site.name: (model, site.head, data)}, limit)[site.name]
+
+    test = setting.sites[site.name].data.get("test")
+    if test is not None and len(test) > 0:
+        shown.own[site.name] = score(test, None)
+    if pooled and setting.pooled_test is not None:
+        shown.pooled[site.name] = score(setting.pooled_test, limit)
+    for name, data in sorted(setting.more_tests.items()) if pooled else ():
+        shown.more.setdefault(name, {})[site.name] = score(data, limit)
+
+
+def _sites(
+    view: Evaluation,
+    state: Any,
+    heads: Mapping[str, Head],
+    downloads: Mapping[str, Any],
+    failed: dict[str, str] | None,
+) -> Iterator[_Site]:
+    """See `site_models`."""
     setting = view.setting
     for name in sorted(setting.sites):
         card, record = setting.sites[name].card, load_record(view.store, name)
@@ -140,41 +263,22 @@ def site_models(
                 raise
             failed[name] = said(error)
             continue
-        yield name, model, head_of(setting, state, heads, name, record)
-
-
-def objective(view: Evaluation, parties: Mapping[str, tuple[Party, float]]) -> dict[str, float]:
-    """The clients' objectives at the end of local training, over those who answered.
-
-    task: sum p_i f_i, f_i the task loss on the first `objective_examples` training examples. local: with the
-    penalties that the clients trained with (FedPA-LoRA, Eq. 81). The joint objective with the new reference (Eq. 20)
-    is task plus the method's own `regulariser`, after aggregation.
-    """
-    limit = view.setting.measuring.objective_examples
-    asked = {
-        name: (party.fits[-1][1].model, party.head, party.data[party.fits[-1][0].data])
-        for name, (party, _) in parties.items()
-    }
-    scores = _scores(view, asked, limit)
-    task = sum(weight * scores[name].loss for name, (_, weight) in parties.items())
-    penalty = sum(weight * party.fits[-1][1].penalty_after for party, weight in parties.values())
-    return {"task": task, "local": task + penalty}
-
-
-def said(error: Exception) -> str:
-    """An error in one line; errors that are not ours keep their type's name."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, CoterieError) else f"{type(error).__name__}: {text}"
+        yield _Site(name, client, download, model, head_of(setting, state, heads, name, record))
 
 
 def _scores(
-    view: Evaluation, asked: Mapping[str, tuple[Model, Head | None, TextSet]], limit: int | None
+    view: Evaluation,
+    asked: Mapping[str, tuple[Model, Head | None, DataSet]],
+    limit: int | None,
+    judged_by: tuple[str, ...] | None = None,
 ) -> dict[str, Score]:
+    """The score of each model with its head on its data, by party; `judged_by`: the task's metrics unless given."""
     asks = []
     for name, (model, head, data) in asked.items():
         site = view.setting.sites.get(name)
         spec = model.spec or (view.setting.server_spec if site is None else site.card.spec)
-        asks.append(Ask(name, Evaluate(model, "test", limit), spec, head, data, Key(0)))
+        request = Evaluate(model, "test", limit, view.setting.metrics if judged_by is None else judged_by)
+        asks.append(Ask(name, request, spec, head, data, Key(0)))
     found = {}
     for name, done in zip(asked, view.executor.answer(asks), strict=True):
         if not isinstance(done, Done) or not isinstance(done.answer, Score):
@@ -185,26 +289,49 @@ def _scores(
     return found
 
 
-def _with_test(view: Evaluation) -> list[str]:
-    return [name for name, site in sorted(view.setting.sites.items()) if len(site.data.get("test", ())) > 0]
+def _holders(setting: Setting, part: str) -> list[str]:
+    """The sites that hold examples in this data set, in id order."""
+    return [name for name, site in sorted(setting.sites.items()) if len(site.data.get(part, ())) > 0]
 
 
-def _plain(score: Score) -> dict[str, Any]:
-    return {"loss": score.loss, "accuracy": score.accuracy, "examples": score.examples}
-
-
-def _mean(scores: Mapping[str, Score]) -> dict[str, Any]:
+def _mean(scores: Mapping[str, Score]) -> Figures:
+    """The plain mean of every figure, of scores on equally many examples."""
     values = list(scores.values())
+
+    def mean(pick: Callable[[Score], float]) -> float:
+        return sum(map(pick, values)) / len(values)
+
     return {
-        "loss": sum(s.loss for s in values) / len(values),
-        "accuracy": sum(s.accuracy for s in values) / len(values),
+        "loss": mean(lambda score: score.loss),
+        "accuracy": mean(lambda score: score.accuracy),
         "examples": values[0].examples,
+        "score": mean(lambda score: score.score),
+        "metrics": {name: sum(one.metrics[name] for one in values) / len(values) for name in values[0].metrics},
     }
 
 
-def _by_client(scores: Mapping[str, Score]) -> dict[str, Any]:
+def _validation(scores: Mapping[str, Score]) -> Figures | None:
+    """The mean of every figure weighted by examples; None without any."""
+    values = list(scores.values())
+    examples = sum(score.examples for score in values)
+    if not examples:
+        return None
+
+    def mean(pick: Callable[[Score], float]) -> float:
+        return sum(score.examples * pick(score) for score in values) / examples
+
+    return {
+        "loss": mean(lambda score: score.loss),
+        "accuracy": mean(lambda score: score.accuracy),
+        "score": mean(lambda score: score.score),
+        "examples": examples,
+    }
+
+
+def _by_client(scores: Mapping[str, Score]) -> Figures:
+    judged = {name: score.score for name, score in scores.items()}
     accuracy = {name: score.accuracy for name, score in scores.items()}
-    return {"accuracy": accuracy, **(spread(accuracy) if accuracy else {})}
+    return {"accuracy": accuracy, "score": judged, **(spread(judged) if judged else {})}
 
 
 def _keys(setting: Setting, number: int, name: str) -> Any:

@@ -5,15 +5,17 @@ It moves messages and keeps books; what a method does stands in its own file, wh
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coterie.engines.arrivals import check_arrival, check_head, misshapen, poisoned
+from coterie.engines.base_versions import base_of, carried, extends
 from coterie.engines.driver import REQUESTS, Party, drive, drive_one
 from coterie.engines.evaluation import (
     Evaluation,
+    Figures,
+    chosen_heads,
     global_scores,
     head_name,
     head_of,
@@ -21,23 +23,30 @@ from coterie.engines.evaluation import (
     personal_scores,
     said,
 )
-from coterie.engines.measures import aggregation_mismatch, factors_in, initialisation_mismatch
+from coterie.engines.measures import factors_in
 from coterie.engines.setting import Setting
 from coterie.engines.sites import Draft, Store, load_record, memory_of
 from coterie.engines.traffic import Traffic
+from coterie.engines.visits import (
+    Clock,
+    Visit,
+    factors_left,
+    mismatches,
+    seen_of,
+    server_training_of,
+    training_of,
+    weights_of,
+)
 from coterie.errors import RunError
 from coterie.maths.keys import Key, root_key
 from coterie.protocol import (
-    Adapter,
     BaseLog,
     Client,
-    Memory,
     Phase,
-    Seen,
     Server,
-    SiteRecord,
     Upload,
     Uploads,
+    as_adapters,
     copied,
     message,
 )
@@ -67,23 +76,6 @@ class Played:
     seconds: dict[str, float]
 
 
-@dataclass
-class _Visit:
-    """One client's part in the round that is being played."""
-
-    client: Client
-    party: Party
-    memory: Memory
-    record: SiteRecord
-    download: Any
-    payload: Any = None
-    error: Exception | None = None
-    kept: bytes = b""
-    diagnostics: Any = None
-    late: bool = False
-    fields: dict[str, Any] = field(default_factory=dict)
-
-
 class InProcess:
     """All clients in this process, on one executor."""
 
@@ -109,7 +101,7 @@ class InProcess:
                 heads[head_name(spec, "all")] = head
         party = self._server_party(0, heads)
         state = drive_one(self.algorithm.start(self.federation, self._server(0, "start")), party, self.executor)
-        return copied(Progress(0, state, self._with_server_head(heads, party), False))
+        return copied(Progress(0, state, self._with_server_heads(heads, party), False))
 
     def rounds(self, progress: Progress) -> Iterator[Played]:
         """The rounds that are left; after the last one the finish program has run."""
@@ -120,7 +112,7 @@ class InProcess:
 
     def play(self, progress: Progress) -> Played:
         """The next round. When it raises (too few clients answered, say), ledger and store are as they were."""
-        clock = _Clock()
+        clock = Clock()
         self._use_base(progress.state)
         draft, ledger = Draft(self.store), Ledger()
         number = progress.round + 1
@@ -151,7 +143,7 @@ class InProcess:
             "answered": sorted(answered),
             "failed": failed,
             "late": sorted(name for name, v in visits.items() if v.late),
-            "train": self._training(answered),
+            "train": training_of(answered),
         }
         for name, visit in visits.items():
             if visit.error is None:
@@ -159,26 +151,32 @@ class InProcess:
 
         last = number == len(self.schedule)
         measuring = self.setting.measuring
-        weights = self._weights(answered)
+        weights = weights_of(self.setting, answered)
         view = Evaluation(self.setting, self.executor, draft, number, phase.name, traffic)
         trained = {name: (v.party, weights[name]) for name, v in answered.items() if v.party.fits}
         if trained and measuring.objective_examples:
             metrics["objective"] = objective(view, trained)
         clients_due = last or number % measuring.clients_every == 0
         early = self.algorithm.traits.evaluated == "before aggregation"
+        shared: Figures | None = None
+        validation: Figures | None = None
         clock.lap("measures")
         if clients_due and early:
             downloads = {name: v.fields["pristine"] for name, v in visits.items() if v.error is None}
-            metrics["personal"] = personal_scores(view, progress.state, progress.heads, downloads, pooled=last)
+            metrics["personal"], validation = personal_scores(
+                view, progress.state, progress.heads, downloads, pooled=last
+            )
             clock.lap("evaluation")
 
-        state, heads = self._aggregate(progress, answered, weights, number, phase)
+        state, heads, party = self._aggregate(progress, answered, weights, number, phase)
+        if phase.clients == "none" and party.fits:
+            metrics["train"] = server_training_of(party)
         clock.lap("server")
-        metrics.update(self._mismatches(progress, state, answered, weights, visits))
-        seen = {
-            name: Seen(weights[name], v.party.fits[-1][1].model if v.party.fits else None, v.diagnostics)
-            for name, v in answered.items()
-        }
+        if measuring.mismatch:
+            patches = as_adapters(base_of(state).since(base_of(progress.state).version))
+            deployed = self.algorithm.global_model(state)
+            metrics |= mismatches(deployed, patches, answered, weights, visits, measuring.mismatch_layers)
+        seen = {name: seen_of(visit, weights[name]) for name, visit in answered.items()}
         metrics["measures"] = self.algorithm.measures(state, self.federation, seen)
         if "objective" in metrics and "regulariser" in metrics["measures"]:
             metrics["objective"]["joint"] = metrics["objective"]["task"] + metrics["measures"]["regulariser"]
@@ -187,16 +185,18 @@ class InProcess:
         if last:
             party = self._server_party(number + 1, heads)
             state = drive_one(self.algorithm.finish(state, self._server(number + 1, "finish")), party, self.executor)
-            heads = self._with_server_head(heads, party)
-        now = self._transferred(Progress(number, state, heads, last))
+            heads = self._with_server_heads(heads, party)
+        now = self._transferred(Progress(number, state, heads, last), base_of(progress.state))
         state, heads = now.state, now.heads
         self._use_base(state)
         clock.lap("server")
         if last or number % measuring.every == 0:
             limit = None if last else measuring.pooled_limit
-            metrics["global"] = global_scores(view, state, heads, limit, clients=clients_due)
+            metrics["global"], shared = global_scores(view, state, heads, limit, clients=clients_due)
         if clients_due and not early:
-            metrics["personal"] = personal_scores(view, state, heads, {}, pooled=last)
+            metrics["personal"], validation = personal_scores(view, state, heads, {}, pooled=last)
+        if (shared or validation) is not None:
+            metrics["validation"] = shared or validation  # the global model is what is deployed, where there is one
         clock.lap("evaluation")
         metrics["bytes"] = ledger.round_totals(number)
         draft.settle()
@@ -204,17 +204,23 @@ class InProcess:
             self.ledger.add(**row)
         return Played(now, metrics, clock.seconds)
 
-    def _visit(self, progress: Progress, number: int, phase: Phase, traffic: Traffic) -> dict[str, _Visit]:
+    def _visit(self, progress: Progress, number: int, phase: Phase, traffic: Traffic) -> dict[str, Visit]:
         """Sends every client of the cohort what it is to have before it starts."""
         visits = {}
         for name in self._cohort(number, phase):
             card, site = self.cards[name], self.setting.sites[name]
             record = load_record(self.store, name)
-            log = _base_of(progress.state)
+            log = base_of(progress.state)
             for patch in log.since(record.base_version):
                 traffic.carry(name, "down", "base", patch)
             head = head_of(self.setting, progress.state, progress.heads, name, record)
-            if self.setting.head == "averaged":
+            choices = self.algorithm.head_choices(progress.state, card)
+            group_heads: dict[str, Head] = {}
+            if self.setting.head == "averaged" and choices and head is not None:
+                offered = chosen_heads(self.setting, progress.heads, card.spec, choices)
+                group_heads = traffic.carry(name, "down", "head", offered)
+                head = group_heads[record.head_group or choices[0]]
+            elif self.setting.head == "averaged":
                 head = traffic.carry(name, "down", "head", head)
             download, held = traffic.download(name, self.algorithm.send(progress.state, card), record.held)
             memory = memory_of(record)
@@ -227,9 +233,11 @@ class InProcess:
                 head,
                 self.root.fold("request", number, name),
                 trains_head=self.setting.head != "frozen",
+                group_heads=group_heads,
+                choices=choices,
             )
             record = replace(record, base_version=log.version, held=held)
-            visits[name] = _Visit(client, party, memory, record, download)
+            visits[name] = Visit(client, party, memory, record, download)
             visits[name].fields["head"] = head
             if self.algorithm.traits.evaluated == "before aggregation":
                 visits[name].fields["pristine"] = traffic.transferred(download)
@@ -237,13 +245,13 @@ class InProcess:
                 visits[name].error = RunError("rehearsed fault: the site raised")
         return visits
 
-    def _program(self, visit: _Visit) -> Any:
+    def _program(self, visit: Visit) -> Any:
         try:
             return self.algorithm.local(visit.client, visit.download)
         except Exception as error:
             return error
 
-    def _settle(self, visit: _Visit, outcome: Any, number: int, phase: Phase, traffic: Traffic) -> None:
+    def _settle(self, visit: Visit, outcome: Any, number: int, phase: Phase, traffic: Traffic) -> None:
         """Checks what a client returned; commits its memory and carries its upload when it is sound."""
         name = visit.client.card.id
         fault = self._fault(name, number)
@@ -263,6 +271,8 @@ class InProcess:
                 payload = poisoned(payload)
             if fault == "shape":
                 payload = misshapen(payload)
+            if outcome.head_group is not None and outcome.head_group not in visit.party.choices:
+                raise RunError(f"client {name}: chose the head group {outcome.head_group!r}, which it was not offered")
             visit.payload = traffic.carry(name, "up", "message", payload)
             check_arrival(visit.payload, visit.client.card)
             self.algorithm.check(visit.payload, visit.client.card)
@@ -274,7 +284,8 @@ class InProcess:
                 visit.record,
                 memory=visit.memory.commit(),
                 head=visit.party.head if self.setting.head == "local" else None,
-                uploaded=_left(visit) if self.setting.measuring.mismatch else None,
+                uploaded=factors_left(visit) if self.setting.measuring.mismatch else None,
+                head_group=outcome.head_group or visit.record.head_group,
             )
             visit.kept = encode(visit.record)  # what cannot be kept must fail here, as this client's own fault
         except Exception as error:
@@ -286,14 +297,14 @@ class InProcess:
     def _aggregate(
         self,
         progress: Progress,
-        answered: dict[str, _Visit],
+        answered: dict[str, Visit],
         weights: dict[str, float],
         number: int,
         phase: Phase,
-    ) -> tuple[Any, dict[str, Head]]:
-        """The server's half of the round."""
+    ) -> tuple[Any, dict[str, Head], Party]:
+        """The server's half of the round, and what it asked for as a party."""
         if not answered and phase.clients != "none":
-            return progress.state, progress.heads
+            return progress.state, progress.heads, self._server_party(number, progress.heads)
         heads = dict(progress.heads)
         if self.setting.head == "averaged":
             heads |= self._averaged_heads(progress, answered, weights)
@@ -303,19 +314,20 @@ class InProcess:
         state = drive_one(program, party, self.executor)
         if state is None or isinstance(state, REQUESTS):
             raise RunError(f"round {number}: aggregate must return the new state, not {type(state).__name__}")
-        if not _extends(_base_of(state), _base_of(progress.state)):
+        if not extends(base_of(state), base_of(progress.state)):
             raise RunError(f"round {number}: the base's log may only grow; add patches with state.base.add")
-        return state, self._with_server_head(heads, party)
+        return state, self._with_server_heads(heads, party), party
 
     def _averaged_heads(
-        self, progress: Progress, answered: dict[str, _Visit], weights: dict[str, float]
+        self, progress: Progress, answered: dict[str, Visit], weights: dict[str, float]
     ) -> dict[str, Head]:
         """The mean of the heads that were trained, for each base model: of every group, and of all together."""
         members: dict[str, list[tuple[float, Head]]] = {}
         for name in sorted(answered):
             party = answered[name].party
             if party.head is not None and party.head_trained:
-                group = self.algorithm.head_group(progress.state, self.cards[name])
+                chosen = answered[name].record.head_group if party.choices else None
+                group = chosen or self.algorithm.head_group(progress.state, self.cards[name])
                 for which in {group, "all"}:
                     members.setdefault(head_name(party.spec, which), []).append((weights[name], party.head))
         averaged = {}
@@ -324,56 +336,6 @@ class InProcess:
             if total > 0:
                 averaged[group] = weighted_sum([(weight / total, head) for weight, head in heads])
         return averaged
-
-    def _weights(self, answered: dict[str, _Visit]) -> dict[str, float]:
-        """The policy's weight of everybody who answered, summing to one."""
-        policy = self.setting.weights if self.setting.weights != "paper" else self.algorithm.traits.weights
-        raw = {}
-        for name in sorted(answered):
-            if policy == "uniform":
-                raw[name] = 1.0
-            elif policy == "examples":
-                raw[name] = float(self.cards[name].examples)
-            else:
-                raw[name] = float(sum(fitted.examples_seen for _, fitted in answered[name].party.fits))
-        total = sum(raw.values())
-        # Nothing was processed, or nobody has examples: then nobody counts more than others.
-        return {name: value / total if total > 0 else 1 / len(raw) for name, value in raw.items()}
-
-    def _training(self, answered: dict[str, _Visit]) -> dict[str, Any]:
-        losses = {
-            name: visit.party.fits[-1][1].mean_loss for name, visit in sorted(answered.items()) if visit.party.fits
-        }
-        mean = sum(losses.values()) / len(losses) if losses else None
-        steps = {name: sum(f.steps_taken for _, f in v.party.fits) for name, v in sorted(answered.items())}
-        return {"loss": mean, "losses": losses, "steps": steps}
-
-    def _mismatches(
-        self,
-        before: Progress,
-        state: Any,
-        answered: dict[str, _Visit],
-        weights: dict[str, float],
-        visits: dict[str, _Visit],
-    ) -> dict[str, Any]:
-        if not self.setting.measuring.mismatch:
-            return {}
-        found: dict[str, Any] = {}
-        deployed = self.algorithm.global_model(state)
-        locals_ = [(weights[name], v.party.fits[-1][1].model) for name, v in sorted(answered.items()) if v.party.fits]
-        if deployed is not None and locals_:
-            patches = _base_of(state).since(_base_of(before.state).version)
-            found["mismatch"] = aggregation_mismatch(locals_, deployed, patches)
-        pairs = []
-        for _, visit in sorted(visits.items()):
-            previous, initial = visit.fields.get("previous"), visit.party.first_initial
-            entering = None if initial is None or "lora" not in initial else factors_in(initial["lora"])
-            if previous is not None and entering is not None:
-                pairs.append(initialisation_mismatch(previous, entering))
-        pairs = [pair for pair in pairs if pair]
-        if pairs:
-            found["init_mismatch"] = {name: sum(pair[name] for pair in pairs) / len(pairs) for name in ("B", "A")}
-        return found
 
     def _cohort(self, number: int, phase: Phase) -> list[str]:
         names = sorted(self.cards)
@@ -393,63 +355,38 @@ class InProcess:
         return Server(tuple(sorted(self.setting.server_data)), self._key_of("server", number, "server"), number, phase)
 
     def _server_party(self, number: int, heads: dict[str, Head]) -> Party:
+        spec = self.setting.server_spec
+        prefix = head_name(spec, "")
+        own = {name.removeprefix(prefix): head for name, head in heads.items() if name.startswith(prefix)}
         return Party(
             "server",
-            self.setting.server_spec,
+            spec,
             self.setting.server_data,
-            heads.get(head_name(self.setting.server_spec, "all")),
+            own.pop("all", None),
             self.root.fold("request", number, "server"),
             trains_head=self.setting.head == "averaged",
             is_server=True,
+            group_heads=own,
         )
 
     @staticmethod
-    def _with_server_head(heads: dict[str, Head], party: Party) -> dict[str, Head]:
-        return heads if party.head is None else heads | {head_name(party.spec, "all"): party.head}
+    def _with_server_heads(heads: dict[str, Head], party: Party) -> dict[str, Head]:
+        now = {} if party.head is None else {"all": party.head}
+        return heads | {head_name(party.spec, group): head for group, head in (now | party.group_heads).items()}
 
     def _use_base(self, state: Any) -> None:
         """Every base model in use at the version of this state."""
         for spec in self.specs:
-            self.executor.set_base(_base_of(state), spec)
+            self.executor.set_base(base_of(state), spec)
 
-    def _transferred(self, progress: Progress) -> Progress:
-        """The progress as a checkpoint would give it back: through bytes in strict mode, else a copy."""
-        if not self.setting.strict:
-            return copied(progress)
-        through = decode(encode(progress, dense=True))
-        assert isinstance(through, Progress)
-        return through
+    def _transferred(self, progress: Progress, before: BaseLog) -> Progress:
+        """The progress as a checkpoint would give it back: through bytes in strict mode, else a copy.
 
+        before: the base's log of the round before.
+        """
 
-def _base_of(state: Any) -> BaseLog:
-    log = getattr(state, "base", None)
-    return log if isinstance(log, BaseLog) else BaseLog()
+        def across(tree: Any) -> Any:
+            return decode(encode(tree, dense=True)) if self.setting.strict else copied(tree)
 
-
-def _extends(new: BaseLog, old: BaseLog) -> bool:
-    """Whether the new log starts with all patches of the old one."""
-    return new.version >= old.version and all(
-        later is earlier or encode(later) == encode(earlier)
-        for later, earlier in zip(new.patches, old.patches, strict=False)
-    )
-
-
-def _left(visit: _Visit) -> Adapter | None:
-    """The factors with which this client left the round: what it uploaded, or trained where it uploads otherwise."""
-    sent = factors_in(visit.payload)
-    if sent is None and visit.party.fits and "lora" in visit.party.fits[-1][1].model:
-        return factors_in(visit.party.fits[-1][1].model["lora"])
-    return sent
-
-
-class _Clock:
-    """Seconds by what they were spent on."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
+        heads: dict[str, Head] = across(progress.heads)
+        return replace(progress, state=carried(progress.state, before, across), heads=heads)

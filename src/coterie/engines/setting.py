@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from coterie.algorithms import Algorithm
-from coterie.data.text import TextSet
+from coterie.data.sequences import DataSet
 from coterie.errors import ConfigError
 from coterie.protocol import Card, Federation
 from coterie.training.asks import Head
@@ -18,10 +18,10 @@ WeightPolicy = Literal["paper", "uniform", "examples", "processed"]
 
 @dataclass(frozen=True)
 class Site:
-    """One simulated site: its card and its data sets by name (`train`, `test`, ...)."""
+    """One simulated site: its card and its data sets by name (`train`; `validation` and `test` where it has them)."""
 
     card: Card
-    data: Mapping[str, TextSet]
+    data: Mapping[str, DataSet]
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,13 @@ class Fault:
 class Measuring:
     """What is measured, and when; the last round is always measured.
 
-    every, clients_every: after how many rounds the pooled test, and every client's own test, are evaluated.
-    pooled_limit: how many examples of the pooled test are used before the last round, and for every client's own
-    model in the last one (None: all). objective_examples: how many training examples of each client the joint
-    objective is evaluated on (0: not at all). mismatch: aggregation and initialisation mismatch (FedPA-LoRA,
-    Eqs. 1-2).
+    every, clients_every: after how many rounds the pooled test, and every client's own test, are evaluated. Clients'
+    validation shares go with the model that is scored on them: the global one with the pooled test, the sites' own
+    with their tests.
+    pooled_limit: how many examples of the pooled test (and of each further test) are used before the last round, and
+    for every client's own model in the last one (None: all). objective_examples: how many training examples of each
+    client the joint objective is evaluated on (0: not at all). mismatch: aggregation and initialisation mismatch
+    (FedPA-LoRA, Eqs. 1-2), of every layer too with mismatch_layers.
     """
 
     every: int = 1
@@ -53,13 +55,17 @@ class Measuring:
     pooled_limit: int | None = None
     objective_examples: int = 64
     mismatch: bool = True
+    mismatch_layers: bool = False
 
 
 @dataclass(frozen=True)
 class Setting:
     """A run: who, what, how long.
 
-    sample: the number of clients in a round (None: all). head: overridden by a method that knows but one policy.
+    sample: the number of clients in a round (None: all). head: unless frozen, overridden by a method that knows but one
+    policy; where the server trains on pooled data, `local` means the server's own as `averaged` does.
+    more_tests: what the task is tested with beside the pooled test. metrics: names of
+    `coterie.data.metrics.METRICS`, the first the one by which models are judged.
     """
 
     algorithm: Algorithm
@@ -71,8 +77,10 @@ class Setting:
     weights: WeightPolicy = "paper"
     head: HeadPolicy = "averaged"
     heads: Mapping[str, Head | None] = field(default_factory=dict)
-    server_data: Mapping[str, TextSet] = field(default_factory=dict)
-    pooled_test: TextSet | None = None
+    server_data: Mapping[str, DataSet] = field(default_factory=dict)
+    pooled_test: DataSet | None = None
+    more_tests: Mapping[str, DataSet] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ("accuracy",)
     measuring: Measuring = Measuring()
     faults: tuple[Fault, ...] = ()
     strict: bool = False
@@ -81,8 +89,10 @@ class Setting:
         if "server" in self.sites:
             raise ConfigError("no client may be called 'server'; give it another id (clients.ids)")
         only = self.algorithm.traits.head
-        if only is not None:
+        if only is not None and self.head != "frozen":
             object.__setattr__(self, "head", only)
+        if self.algorithm.traits.pools_data and self.head == "local":  # no site trains a head to keep
+            object.__setattr__(self, "head", "averaged")
 
     @property
     def federation(self) -> Federation:

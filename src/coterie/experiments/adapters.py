@@ -7,14 +7,17 @@ from pathlib import Path
 
 import torch
 
+from coterie.adapters.mixture_folder import save_mixture
 from coterie.adapters.peft_folder import save_peft
+from coterie.adapters.routed_folder import routed_terms, save_routed
 from coterie.engines.evaluation import Evaluation, head_name, site_models
 from coterie.engines.in_process import InProcess, Progress
 from coterie.engines.traffic import Traffic
 from coterie.errors import ModelError
+from coterie.maths.lowrank import balanced, truncate
 from coterie.models.loading import Base
 from coterie.models.targets import is_conv1d
-from coterie.protocol import Adapter, BaseLog, LowRank, Model
+from coterie.protocol import Adapter, BaseLog, LowRank, Model, as_adapters
 from coterie.training.asks import Head
 from coterie.wire.ledger import Ledger
 
@@ -23,11 +26,15 @@ GLOBAL = "global"
 
 def write_adapters(
     engine: InProcess, progress: Progress, base: Base, base_name: str, labels: Sequence[str], place: Path
-) -> None:
+) -> str | None:
     """Fills `place` with `global` (where the method has one) and `client-<id>` for every site, heads included.
 
-    base_name: where users of the adapter find the base model. labels: the names of the classes. With local
-    heads the global adapter carries the initial one, which nobody trained.
+    base_name: where users of the adapter find the base model. labels: the names of the classes, which a language model
+    has none of. With local heads the global adapter carries the initial one, which nobody trained. A model whose terms
+    are mixed for each input takes a PEFT folder for each term (`coterie.adapters.mixture_folder`), and one with routed
+    experts one for each expert (`coterie.adapters.routed_folder`).
+
+    Returns one line on what is no plain PEFT folder; None when all are.
 
     Raises:
         RunError: the disk refuses; resuming the run writes what is missing.
@@ -37,17 +44,33 @@ def write_adapters(
     transposed = any(is_conv1d(slot.base) for slot in base.slots.layers.values())
     log = getattr(progress.state, "base", None)
     patches = log if isinstance(log, BaseLog) else BaseLog()
+    several: list[str] = []
 
     def save(name: str, model: Model, head: Head | None) -> None:
-        save_peft(
-            place / name,
-            flattened(model, patches, name),
-            base_name=base_name,
-            head=head,
-            task_type="SEQ_CLS",
-            label_names=tuple(labels),
-            fan_in_fan_out=transposed,
-        )
+        def write(folder: Path, adapter: Adapter) -> None:
+            save_peft(
+                folder,
+                adapter,
+                base_name=base_name,
+                head=head,
+                task_type="CAUSAL_LM" if base.is_language else "SEQ_CLS",
+                label_names=None if base.is_language else tuple(labels),
+                fan_in_fan_out=transposed,
+            )
+
+        routed = routed_terms(model) if model.mix is None else {}
+        if model.mix is None and not routed:
+            write(place / name, flattened(model, patches, name))
+            return
+        if patches.version:
+            kind = "routed experts" if routed else "a mixture"
+            raise ModelError(f"{name}: {kind} on a base that the method changed cannot be written as adapters")
+        several.append(name)
+        parts = {term: flattened(model.only(term), patches, name) for term in model.terms if term not in routed}
+        if model.mix is not None:
+            save_mixture(place / name, parts, model.mix, write)
+        else:
+            save_routed(place / name, routed, parts, lambda part, adapter: write(place / name / part, adapter))
 
     deployed = setting.algorithm.global_model(progress.state)
     if deployed is not None:
@@ -56,10 +79,20 @@ def write_adapters(
     view = Evaluation(setting, engine.executor, engine.store, progress.round, "export", traffic)
     for name, model, head in site_models(view, progress.state, progress.heads, {}):
         save(f"client-{name}", model, head)
+    if not several:
+        return None
+    named = ", ".join(several[:3]) + (", …" if len(several) > 3 else "")
+    return (
+        f"{place.name}: several PEFT folders each for {named}, which every input weights anew; "
+        "coterie.load and coterie predict use them together"
+    )
 
 
 def flattened(model: Model, log: BaseLog, who: str) -> Adapter:
     """One low-rank term for each layer: the model's terms and the base's patches, side by side if several.
+
+    Where their ranks add up to more than half of what the layer can have, they are rewritten at the rank that their
+    sum really has, so that an adapter does not grow with every round for ever; the sum is the same up to rounding.
 
     Raises:
         ModelError: a term that is not low-rank.
@@ -67,11 +100,12 @@ def flattened(model: Model, log: BaseLog, who: str) -> Adapter:
     by_layer: dict[str, list[LowRank]] = {}
     for name, layers in model.terms.items():
         for layer, term in layers.items():
-            if not isinstance(term, LowRank):
+            factors = term.low_rank()
+            if factors is None:
                 kind = type(term).__name__
                 raise ModelError(f"{who}: the term {name!r} is a {kind}, which PEFT's LoRA cannot express")
-            by_layer.setdefault(layer, []).append(term)
-    for patch in log.patches:
+            by_layer.setdefault(layer, []).append(factors)
+    for patch in as_adapters(log.patches):
         for layer, term in patch.items():
             by_layer.setdefault(layer, []).append(term)
     return {layer: _side_by_side(terms) for layer, terms in by_layer.items()}
@@ -82,4 +116,11 @@ def _side_by_side(terms: Sequence[LowRank]) -> LowRank:
     if len(terms) == 1:
         return terms[0]
     B = torch.cat([float(term.scale) * term.left for term in terms], dim=-1)
-    return LowRank(B, torch.cat([term.A for term in terms], dim=-2), 1.0)
+    A = torch.cat([term.A for term in terms], dim=-2)
+    most = min(B.shape[-2], A.shape[-1])
+    if 2 * B.shape[-1] > most:
+        whole = truncate(B, A, most)
+        rank = max(1, int((whole.singular_values > 0).sum()))
+        B, A = balanced(whole)
+        B, A = B[:, :rank], A[:rank]
+    return LowRank(B, A, 1.0)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from coterie.assets import ASSETS, fetch
-from coterie.data.partition import make_partition, manifest, partition_options, split
-from coterie.data.tasks import Examples, Task, find_loader, load_task
-from coterie.data.text import TextSet, tokenise
+from coterie.data.metrics import METRICS
+from coterie.data.sequences import DataSet, SequenceSet
+from coterie.data.tasks import Task
+from coterie.data.text import TextSet
 from coterie.engines.setting import Fault, Measuring, Setting, Site
 from coterie.errors import ConfigError, nearest
-from coterie.experiments.config import Config
-from coterie.experiments.methods import algorithm
+from coterie.experiments.bases import base_for, check_method, to_train_on, tokens
+from coterie.experiments.config import Config, ServerDataSection
+from coterie.experiments.methods import configured
+from coterie.experiments.shares import UNLABELLED, Shares, chosen_task, client_ids, dealt, share_out
 from coterie.maths.keys import Key, root_key
-from coterie.models.loading import Base, load_base
+from coterie.models.loading import Base
 from coterie.models.targets import check_rank
-from coterie.protocol import Card
+from coterie.protocol import Card, Traits
 from coterie.training.asks import Plan, TrainSettings
 from coterie.training.executor import Executor
 from coterie.training.probe import choose_plan
@@ -33,8 +34,9 @@ SPEC = "base"
 @dataclass(frozen=True)
 class Built:
     """A run made ready. `partition` is the content of partition.json; `majority` what always answering the most
-    frequent class would score: `pooled` on the pooled test, `own` on clients' test shares with each client's own
-    most frequent training class, on average."""
+    frequent class (of choices, the most frequent place) would score by the task's first metric: `pooled` on the pooled
+    test, `own` on clients' test shares with each client's own most frequent training class, on average; None where
+    nothing is classified."""
 
     setting: Setting
     executor: Executor
@@ -54,7 +56,7 @@ def build(config: Config, plan: Plan | None = None) -> Built:
     Raises:
         CoterieError: a setting that does not fit the data, the model or the method.
     """
-    method = algorithm(config.method, config.options)
+    method = configured(config)
     root = root_key(config.seed)
     ids = client_ids(config)
     for fault in config.faults:
@@ -66,20 +68,15 @@ def build(config: Config, plan: Plan | None = None) -> Built:
             f"federation.min_replies is {config.federation.min_replies}, but only {sampled or config.clients.count} "
             "clients take part in a round; lower it"
         )
-    task = load_task(
-        config.task.name,
-        seed_key=root.fold("task"),
-        limit_train=config.task.train_limit,
-        limit_test=config.task.test_limit,
-        **_task_options(config),
-    )
-    shares, record = _shares(config, task, ids)
-    base = load_base(
-        model_place(config.model.base),
-        targets=config.model.targets,
-        num_labels=task.num_classes,
-        head_key=root.fold("head"),
-    )
+    if method.traits.server_data and config.server_data == ServerDataSection():
+        raise ConfigError(
+            f"{method.traits.title} needs data at the server; set training examples aside for it, with "
+            "server_data.public=200 or server_data.unlabeled=200"
+        )
+    task = chosen_task(config)
+    shares = share_out(config, task)
+    base = base_for(task, config.model, root.fold("head"))
+    check_method(method.traits, base)
     ranks = dealt(config.clients.ranks, len(ids))
     reference_ranks = (
         [None] * len(ids) if config.clients.reference_ranks is None else dealt(config.clients.reference_ranks, len(ids))
@@ -89,15 +86,22 @@ def build(config: Config, plan: Plan | None = None) -> Built:
         if reference is not None:
             check_rank(base.layers, reference, f"client {name}, reference rank")
     # Limits take the first examples of a set, whose order in the source may follow the classes.
-    pooled = _shuffled(_tokens(config, base, task.test, task.num_classes), root_key(0).fold("pooled"))
-    train = _tokens(config, base, task.train, task.num_classes)
+    pooled = _shuffled(tokens(task, task.test, base, config.model.max_length), root_key(0).fold("pooled"))
+    more = {
+        name: _shuffled(tokens(task, examples, base, config.model.max_length), root_key(0).fold("pooled", name))
+        for name, examples in task.more_tests.items()
+    }
+    train = tokens(task, task.train, base, config.model.max_length)
     sites = {}
-    for name, rank, reference, share in zip(ids, ranks, reference_ranks, shares, strict=True):
-        card = Card(name, rank, len(share["train"]), scale_of(config, rank), base.layers, reference, spec=SPEC)
+    for name, rank, reference in zip(ids, ranks, reference_ranks, strict=True):
+        share, scale = shares.clients[name], scale_of(config, rank)
+        group = shares.groups[name]
+        card = Card(name, rank, len(share["train"]), scale, base.layers, reference, group=group, spec=SPEC)
         order = root.fold("order", name)
-        sites[name] = Site(card, {p: _shuffled(train.select(indices), order) for p, indices in share.items()})
+        data = {p: _shuffled(train.select(indices), order) for p, indices in share.items()}
+        sites[name] = Site(card, data | {"train": to_train_on(data["train"])})
     settings = train_settings(config)
-    chosen = _plan(config, base, train, settings, max(ranks)) if plan is None else plan
+    chosen = _plan(config, base, to_train_on(train), settings, max(ranks)) if plan is None else plan
     setting = Setting(
         algorithm=method,
         sites=sites,
@@ -106,23 +110,20 @@ def build(config: Config, plan: Plan | None = None) -> Built:
         sample=sampled,
         min_replies=config.federation.min_replies,
         weights=config.federation.weights,
-        head=config.federation.head,
-        heads={SPEC: base.head},
+        head="frozen" if base.is_language else config.federation.head,
+        heads={SPEC: base.head or None},
+        server_data=_server_data(config, method.traits, train, shares),
         pooled_test=pooled,
+        more_tests=more,
+        metrics=task.metrics,
         measuring=Measuring(**config.evaluate.model_dump()),
         faults=tuple(Fault(fault.client, fault.round, fault.kind) for fault in config.faults),
         strict=config.execution.strict,
     )
-    majority = {"pooled": _majority(task.test.labels), "own": _own_majority(task.train.labels, shares)}
-    return Built(setting, Executor({SPEC: base}, settings, chosen), base, chosen, task, record, majority)
-
-
-def client_ids(config: Config) -> list[str]:
-    """The clients' names: given ones, or numbers with leading zeros, so that id order is number order."""
-    if config.clients.ids is not None:
-        return list(config.clients.ids)
-    width = max(2, len(str(config.clients.count - 1)))
-    return [f"{number:0{width}d}" for number in range(config.clients.count)]
+    majority: dict[str, float | None] = {"pooled": None, "own": None}
+    if task.kind != "instructions":
+        majority = {"pooled": _majority(task, task.test.labels, task.test.labels), "own": _own_majority(task, shares)}
+    return Built(setting, Executor({SPEC: base}, settings, chosen), base, chosen, task, shares.record, majority)
 
 
 def sample_size(config: Config) -> int | None:
@@ -139,12 +140,6 @@ def sample_size(config: Config) -> int | None:
     if sample > count:
         raise ConfigError(f"federation.sample is {sample}, but there are {count} clients; lower it or leave it out")
     return sample
-
-
-def dealt(values: int | list[int], count: int) -> list[int]:
-    """One value for each client, a list dealt out in turn."""
-    listed = [values] if isinstance(values, int) else values
-    return [listed[number % len(listed)] for number in range(count)]
 
 
 def scale_of(config: Config, rank: int) -> float:
@@ -164,12 +159,7 @@ def train_settings(config: Config) -> TrainSettings:
     return TrainSettings(**config.train.model_dump())
 
 
-def model_place(name: str) -> str:
-    """A folder or hub name; an asset's name stands for its folder, which is fetched the first time."""
-    return str(fetch(name)) if name in ASSETS else name
-
-
-def _plan(config: Config, base: Base, train: TextSet, settings: TrainSettings, rank: int) -> Plan:
+def _plan(config: Config, base: Base, train: DataSet, settings: TrainSettings, rank: int) -> Plan:
     execution = config.execution
     return choose_plan(
         base,
@@ -184,90 +174,43 @@ def _plan(config: Config, base: Base, train: TextSet, settings: TrainSettings, r
     )
 
 
-def _task_options(config: Config) -> dict[str, Any]:
-    """The loader's own options, by the names that it has for them."""
-    task = config.task
-    try:
-        find_loader(task.name)
-    except ConfigError as error:
-        raise ConfigError(f"task.name: {error}") from None
-    given: dict[str, Any] = {
-        "path": task.path,
-        "test_path": task.test_path,
-        "test_fraction": task.test_fraction,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    if task.columns is not None:
-        options |= task.columns.model_dump()
-    if task.name == "file" and task.path is None:
-        raise ConfigError("task file needs the setting task.path, such as task.path=reviews.csv")
-    if task.test_path is not None and not Path(task.test_path).expanduser().is_file():
-        raise ConfigError(f"task.test_path: there is no file {task.test_path}")
-    return options
-
-
-def _shares(config: Config, task: Task, ids: list[str]) -> tuple[list[dict[str, np.ndarray]], dict[str, Any]]:
-    """Every client's indices into the task's training examples, by data set, and the record of them."""
-    key = root_key(config.seed).fold("partition")
-    section = config.partition
-    labels = task.train.labels
-    options: dict[str, Any] = {option: getattr(section, option) for option in partition_options(section.kind)}
-    groups = task.train.groups
-    parts = make_partition(section.kind, labels, len(ids), key=key, minimum=section.minimum, groups=groups, **options)
-    if section.test_fraction > 0:
-        fractions = {"train": 1 - section.test_fraction, "test": section.test_fraction}
-        shares = [
-            split(part, labels, fractions, key.fold("split", name)) for name, part in zip(ids, parts, strict=True)
-        ]
-    else:
-        shares = [{"train": part} for part in parts]
-    how = {
-        "kind": section.kind,
-        **options,
-        "minimum": section.minimum,
-        "test_fraction": section.test_fraction,
-        "seed": config.seed,
-    }
-    record = manifest(parts, labels, how=how, splits=shares, groups=groups if section.kind == "natural" else None)
-    record["classes"] = list(task.label_names)
-    record["data"] = _digest(task)
-    record["clients"] = [{**held, "id": name} for name, held in zip(ids, record["clients"], strict=True)]
-    return shares, record
-
-
-def _tokens(config: Config, base: Base, examples: Examples, classes: int) -> TextSet:
-    return tokenise(
-        examples.texts,
-        examples.pairs,
-        examples.labels,
-        base.tokenizer,
-        config.model.max_length,
-        num_classes=classes,
-    )
-
-
-def _digest(task: Task) -> str:
-    """A hash of all examples and their labels, so that a resumed run notices when its data have changed."""
-    hashed = hashlib.blake2b(digest_size=16)
-    for examples in (task.train, task.test):
-        for first, second in examples.contents():
-            hashed.update(f"{len(first)}:{len(second)}:{first}{second}".encode())
-        hashed.update(examples.labels.tobytes())
-    return hashed.hexdigest()
-
-
-def _shuffled(data: TextSet, key: Key) -> TextSet:
+def _shuffled(data: DataSet, key: Key) -> DataSet:
     return data.select(key.permutation(len(data)))
 
 
-def _majority(labels: np.ndarray) -> float:
-    return float(np.bincount(labels).max() / len(labels))
+def _server_data(config: Config, traits: Traits, train: DataSet, shares: Shares) -> dict[str, DataSet]:
+    """What the server holds: the examples set aside for it, and for a reference method what the clients train on."""
+    held = dict(shares.server)
+    if traits.pools_data:
+        by_group: dict[str, list[np.ndarray]] = {}
+        for name, share in shares.clients.items():
+            by_group.setdefault(shares.groups[name], []).append(share["train"])
+        pools = {f"pooled/{group}": np.concatenate(parts) for group, parts in by_group.items()}
+        held |= {"pooled": np.concatenate(list(pools.values())), **pools}
+    order = root_key(config.seed).fold("order", "server")
+    data = {name: to_train_on(_shuffled(train.select(held[name]), order.fold(name))) for name in sorted(held)}
+    return {name: _without_labels(part) if name == UNLABELLED else part for name, part in data.items()}
 
 
-def _own_majority(labels: np.ndarray, shares: list[dict[str, np.ndarray]]) -> float | None:
-    scores = [
-        float(np.mean(labels[share["test"]] == np.bincount(labels[share["train"]]).argmax()))
-        for share in shares
+def _without_labels(data: TextSet | SequenceSet) -> DataSet:
+    """Texts whose class nobody can read, -1 everywhere; sequences have no classes, their tokens are all there is."""
+    if not isinstance(data, TextSet):
+        return data
+    # A view of its own, lest a batch of several sets take its classes from the other's store.
+    return replace(data, ids=data.ids[:], stored_labels=torch.full_like(data.stored_labels, -1))
+
+
+def _majority(task: Task, train: np.ndarray, test: np.ndarray) -> float:
+    """The score on `test` (n,) of always answering the most frequent class of `train` (m,)."""
+    constant = np.full(len(test), np.bincount(train).argmax())
+    return METRICS[task.metrics[0]](constant, test)
+
+
+def _own_majority(task: Task, shares: Shares) -> float | None:
+    labels = task.train.labels
+    found = [
+        _majority(task, labels[share["train"]], labels[share["test"]])
+        for share in shares.clients.values()
         if len(share.get("test", ())) > 0
     ]
-    return sum(scores) / len(scores) if scores else None
+    return sum(found) / len(found) if found else None

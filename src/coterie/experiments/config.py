@@ -31,12 +31,14 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    """base: an asset (minilm), a folder or a hub name. targets: layer names as PEFT reads them, "all-linear", or
-    None for PEFT's default. max_length: tokens after which a text is cut."""
+    """base: an asset (minilm, smollm2), a folder or a hub name. targets: layer names as PEFT reads them, "all-linear",
+    or None for PEFT's default. max_length: tokens after which a text is cut. quantization: load the frozen weights in
+    so many bits, which needs bitsandbytes; None: as they are."""
 
     base: str = "minilm"
     targets: Literal["all-linear"] | list[str] | None = None
     max_length: Annotated[int, Field(ge=2)] = 128
+    quantization: Literal["8bit", "4bit"] | None = None
 
 
 class LoraSection(Section):
@@ -54,11 +56,13 @@ class LoraSection(Section):
 
 class ClientsSection(Section):
     """ranks, reference_ranks: one number, or a list that is dealt out in turn. reference_ranks are what clients can
-    download (FedPA-LoRA's R_i), by default their own ranks."""
+    download (FedPA-LoRA's R_i), by default their own ranks. groups: names of what clients belong to, dealt out in turn;
+    by default, of a natural partition the one group that a client's examples are of, else "all"."""
 
     count: Positive = 10
     ranks: Positive | Annotated[list[Positive], Field(min_length=1)] = 4
     reference_ranks: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
+    groups: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     ids: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]] | None = None
 
     @model_validator(mode="after")
@@ -69,19 +73,31 @@ class ClientsSection(Section):
 
 
 class Columns(Section):
-    """The columns (JSON keys) of an own file or hub data set; `pair` is the second text where the task is on pairs,
-    `group` what an example naturally belongs to, such as a hospital."""
+    """The columns (JSON keys) of an own file or hub data set, where they are not called as here.
 
-    text: str = "text"
+    text, pair, label: of a classification task; `pair` is the second text where the task is on pairs. question,
+    choices (one column, or one for each choice), answer, context: of multiple choice. prompt, answer, or text alone:
+    of instructions. group: what an example naturally belongs to, such as a hospital, in all of them."""
+
+    text: str | None = None
     pair: str | None = None
-    label: str = "label"
+    label: str | None = None
     group: str | None = None
+    question: str | None = None
+    choices: str | Annotated[list[str], Field(min_length=2)] | None = None
+    answer: str | None = None
+    context: str | None = None
+    prompt: str | None = None
 
 
 class TaskSection(Section):
-    """name: see `coterie.data.LOADERS`, or hub:owner/name. The limits count examples; path is a benchmark's folder, or
-    the file of the task `file`, to which test_path, columns and test_fraction (the share split off where there is no
-    test_path) belong; hub data sets take columns and test_fraction too."""
+    """name: see `coterie.data.LOADERS`, or hub:owner/name, hub-choices:owner/name, hub-instructions:owner/name, or
+    choices:<task> for a classification task as multiple choice between its classes. The limits count examples.
+
+    path is a benchmark's folder, or the file of the tasks file, choices-file and instructions-file, to which
+    test_path, columns and test_fraction (the share split off where there is no test_path) belong; hub data sets take
+    columns and test_fraction too. template: the prompt of a language model, with {question}, {prompt} or {text} for
+    the example's own; score: whether a choice's score is the sum or the mean over its tokens."""
 
     name: str
     train_limit: Positive | None = None
@@ -90,10 +106,13 @@ class TaskSection(Section):
     test_path: str | None = None
     columns: Columns | None = None
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    template: str | None = None
+    score: Literal["sum", "mean"] | None = None
 
 
 class PartitionSection(Section):
-    """How the task's training examples are shared out; of each client's share, test_fraction is its own test.
+    """How the task's training examples are shared out; of each client's share, validation_fraction and test_fraction
+    are held out: its own validation, which the deployed model is scored on round by round, and its own test.
 
     kind: see `coterie.data.PARTITIONERS`; beta belongs to dirichlet and quantity, shards (of one label, for each
     client) to shards."""
@@ -102,7 +121,25 @@ class PartitionSection(Section):
     beta: Annotated[float, Field(gt=0)] = 0.5
     shards: Positive = 2
     minimum: Positive = 20
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+
+    @model_validator(mode="after")
+    def _something_left(self) -> Self:
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise ValueError(
+                f"validation_fraction {self.validation_fraction:g} and test_fraction {self.test_fraction:g} leave "
+                "nothing to train on; make their sum less than 1"
+            )
+        return self
+
+
+class ServerDataSection(Section):
+    """How many training examples are set aside for the server before the rest is shared out, the same whatever the
+    method; None: none. public: with their classes, as the data set public/<task>. unlabeled: without."""
+
+    public: Positive | None = None
+    unlabeled: Positive | None = None
 
 
 class TrainSection(Section):
@@ -135,15 +172,29 @@ class TrainSection(Section):
         return self
 
 
+class ServerOptimizerSection(Section):
+    """The fields of `coterie.maths.server_optim.ServerOptimizer`."""
+
+    name: Literal["sgd", "adagrad", "adam", "yogi"]
+    lr: Annotated[float, Field(gt=0)]
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    tau: Annotated[float, Field(gt=0)] = 1e-3
+
+
 class FederationSection(Section):
     """sample: how many clients take part in a round (a number, or a fraction such as 0.5; None: all). weights: of the
     aggregation, `paper` for the method's own. head: the classification head is frozen, averaged, or each client's own.
-    """
+
+    For methods that average factors, such as fedit: server_optimizer takes the mean of the clients' updates as a
+    gradient (FedAvgM is sgd with momentum; FedAdagrad, FedAdam, FedYogi); proximal is the mu of FedProx, 0 for none."""
 
     sample: Positive | Fraction | None = None
     min_replies: Positive = 1
     weights: Literal["paper", "uniform", "examples", "processed"] = "paper"
     head: Literal["frozen", "averaged", "local"] = "averaged"
+    server_optimizer: ServerOptimizerSection | None = None
+    proximal: Annotated[float, Field(ge=0)] = 0.0
 
 
 class EvaluateSection(Section):
@@ -154,6 +205,7 @@ class EvaluateSection(Section):
     pooled_limit: Positive | None = None
     objective_examples: Annotated[int, Field(ge=0)] = 64
     mismatch: bool = True
+    mismatch_layers: bool = False
 
 
 class ExecutionSection(Section):
@@ -172,6 +224,16 @@ class CheckpointSection(Section):
     """every: a checkpoint after so many rounds, and after the last."""
 
     every: Positive = 1
+
+
+class TrackingSection(Section):
+    """Where else a run's curves go; see `coterie.experiments.tracking`. tensorboard: into the run's folder. mlflow: the
+    address of a tracking server or a folder (credentials go into MLflow's own environment variables), under this
+    experiment."""
+
+    tensorboard: bool = False
+    mlflow: Annotated[str, Field(min_length=1)] | None = None
+    experiment: Annotated[str, Field(min_length=1)] = "coterie"
 
 
 class FaultSection(Section):
@@ -196,11 +258,13 @@ class Config(Section):
     clients: ClientsSection = ClientsSection()
     task: TaskSection
     partition: PartitionSection = PartitionSection()
+    server_data: ServerDataSection = ServerDataSection()
     train: TrainSection = TrainSection()
     federation: FederationSection = FederationSection()
     evaluate: EvaluateSection = EvaluateSection()
     execution: ExecutionSection = ExecutionSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    tracking: TrackingSection = TrackingSection()
     faults: tuple[FaultSection, ...] = ()
     per_method: dict[str, dict[str, Any]] = {}
 

@@ -6,14 +6,18 @@ import shutil
 from pathlib import Path
 
 from coterie.adapters.inject import eject
-from coterie.adapters.peft_folder import load_peft, save_peft
-from coterie.errors import ConfigError, RunError, nearest
+from coterie.adapters.mixture_folder import is_mixture, load_mixture, save_mixture
+from coterie.adapters.peft_folder import PeftFolder, load_peft, save_peft
+from coterie.adapters.routed_folder import is_routed, load_routed, routed_terms, save_routed
+from coterie.errors import ConfigError, ModelError, RunError, nearest
 from coterie.experiments.adapters import GLOBAL
-from coterie.experiments.build import model_place
+from coterie.experiments.bases import model_place, open_base
 from coterie.experiments.folders import ADAPTERS, SUMMARY, read_config
 from coterie.maths.keys import root_key
-from coterie.models.loading import load_base
-from coterie.protocol import BaseLog
+from coterie.protocol import Adapter, BaseLog
+
+LANGUAGE = "CAUSAL_LM"
+"""PEFT's name of the task of language models."""
 
 
 def export(run: str | Path, destination: str | Path, *, client: str | None = None, merged: bool = False) -> None:
@@ -24,7 +28,8 @@ def export(run: str | Path, destination: str | Path, *, client: str | None = Non
 
     Raises:
         ConfigError: no run, a run that is not finished, or no such model in it.
-        ModelError: a destination that holds something else, an adapter or base model that is damaged.
+        ModelError: a destination that holds something else, an adapter or base model that is damaged, or merging
+            into a base that the run quantised.
         RunError: the disk refuses.
     """
     source, target = adapter_folder(Path(run), client), Path(destination)
@@ -33,16 +38,33 @@ def export(run: str | Path, destination: str | Path, *, client: str | None = Non
             raise ConfigError(f"{target} is there already; name a new folder")
         _merge(Path(run), source, target)
         return
+    longest = read_config(Path(run))[0].model.max_length
+
+    def write(folder: Path, adapter: Adapter, held: PeftFolder) -> None:
+        save_peft(
+            folder,
+            adapter,
+            base_name=held.base_name or "",
+            head=held.head,
+            task_type="CAUSAL_LM" if held.task_type == LANGUAGE else "SEQ_CLS",
+            label_names=held.labels,
+            max_length=longest,
+            fan_in_fan_out=bool(held.config.get("fan_in_fan_out")),
+        )
+
+    if is_mixture(source):
+        mixed = load_mixture(source)
+        parts = {name: part.adapter for name, part in mixed.parts.items()}
+        save_mixture(target, parts, mixed.mix, lambda place, adapter: write(place, adapter, mixed.parts[place.name]))
+        return
+    if is_routed(source):
+        found = load_routed(source)
+        routed = routed_terms(found.model)
+        plain = {name: found.parts[name].adapter for name in found.model.terms if name not in routed}
+        save_routed(target, routed, plain, lambda part, adapter: write(target / part, adapter, found.parts[part]))
+        return
     held = load_peft(source)
-    save_peft(
-        target,
-        held.adapter,
-        base_name=held.base_name or "",
-        head=held.head,
-        task_type="SEQ_CLS",
-        label_names=held.labels,
-        fan_in_fan_out=bool(held.config.get("fan_in_fan_out")),
-    )
+    write(target, held.adapter, held)
 
 
 def adapter_folder(run: Path, client: str | None) -> Path:
@@ -60,27 +82,41 @@ def adapter_folder(run: Path, client: str | None) -> Path:
 
 
 def _merge(run: Path, source: Path, target: Path) -> None:
-    """The base model of the run with W + s B A in place of W, and the adapter's head."""
+    """The base model of the run with W + s B A in place of W, and the adapter's head if it has one."""
+    from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
     config, _ = read_config(run)
+    if is_mixture(source) or is_routed(source):
+        raise ModelError(
+            f"{source}: each input takes its own share of several adapters, which no single model holds; export "
+            "without merging"
+        )
     held = load_peft(source)
+    if config.model.quantization is not None:
+        raise ModelError(
+            f"never merge into a quantised base: this run trained on {config.model.base} in "
+            f"{config.model.quantization}; export the adapter instead"
+        )
     head, labels = held.head or {}, held.labels or ()
-    base = load_base(
-        model_place(config.model.base),
-        targets=config.model.targets,
-        num_labels=len(labels),
-        dtype="float32",
-        head_key=root_key(config.seed).fold("head"),
-    )
+    classes = None if held.task_type == LANGUAGE else len(labels)
+    base = open_base(config.model, classes, root_key(config.seed).fold("head"))
     base.set_log(BaseLog((held.adapter,)))
     eject(base.network)
     parameters = dict(base.network.named_parameters())
     for name, value in head.items():
         parameters[name].data.copy_(value)
-    names = dict(enumerate(labels))
-    base.network.config.id2label = names  # type: ignore[union-attr]
-    base.network.config.label2id = {label: index for index, label in names.items()}  # type: ignore[union-attr]
+    settings = base.network.config
+    if classes is not None:
+        names = dict(enumerate(labels))
+        settings.id2label = names  # type: ignore[union-attr]
+        settings.label2id = {label: index for index, label in names.items()}  # type: ignore[union-attr]
+        # So that who classifies with it cuts texts where training cut them.
+        base.tokenizer.model_max_length = config.model.max_length
+    # Training went without the cache of keys and values; whoever generates wants what the base model says of it.
+    original = AutoConfig.from_pretrained(model_place(config.model.base))
+    if hasattr(original, "use_cache"):
+        settings.use_cache = original.use_cache  # type: ignore[union-attr]
     fresh = target.with_name(f".{target.name}.new")
     disable_progress_bar()
     try:

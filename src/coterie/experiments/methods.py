@@ -6,7 +6,8 @@ import dataclasses
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -14,7 +15,27 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from coterie.algorithms import METHODS, Algorithm
+from coterie.algorithms.proximal import Proximal
+from coterie.algorithms.server_optimised import ServerOptimised
 from coterie.errors import ConfigError, nearest
+from coterie.experiments.config import Config
+from coterie.maths.server_optim import ServerOptimizer
+
+
+def configured(config: Config) -> Algorithm:
+    """The configuration's method with its options, within the proximal term and server optimiser that it sets.
+
+    Raises:
+        ConfigError: as `algorithm`, and for a method that these do not fit.
+    """
+    made, section = algorithm(config.method, config.options), config.federation
+    if section.proximal > 0:
+        with _about("proximal"):
+            made = Proximal(made, section.proximal)
+    if section.server_optimizer is not None:
+        with _about("server_optimizer"):
+            made = ServerOptimised(made, ServerOptimizer(**section.server_optimizer.model_dump()))
+    return made
 
 
 def algorithm(method: str, options: Mapping[str, Any]) -> Algorithm:
@@ -43,6 +64,12 @@ def algorithm(method: str, options: Mapping[str, Any]) -> Algorithm:
         raise ConfigError(f"method {method!r}: {error}") from error
 
 
+def options_of(kind: type[Algorithm]) -> dict[str, str]:
+    """A method's options with their defaults, as written."""
+    fields: dict[str, dataclasses.Field[Any]] = getattr(kind, "__dataclass_fields__", {})
+    return {name: repr(field.default) for name, field in fields.items() if field.init}
+
+
 def method_class(method: str) -> type[Algorithm]:
     """The class that a method's name, `path/to/file.py:Class` or `package.module:Class` stands for."""
     if ":" not in method:
@@ -63,6 +90,14 @@ def method_class(method: str) -> type[Algorithm]:
 def short_name(method: str) -> str:
     """The method in a file name: the class alone where a user's own is meant."""
     return method.rpartition(":")[2]
+
+
+@contextmanager
+def _about(setting: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"federation.{setting}: {error}, or leave this setting out") from None
 
 
 def _from_file(path: Path) -> ModuleType:

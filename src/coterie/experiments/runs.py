@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coterie.engines.base_versions import store_state, stored_state
 from coterie.engines.checkpoints import CheckpointStore, append_lines, rewind
 from coterie.engines.in_process import InProcess, Played, Progress
 from coterie.errors import CheckpointError, DataError, ModelError, RunError, WireError
 from coterie.experiments.adapters import write_adapters
-from coterie.experiments.build import Built, build, model_place
+from coterie.experiments.bases import model_place
+from coterie.experiments.build import Built, build
 from coterie.experiments.config import Config, load, parse
 from coterie.experiments.folders import (
     ADAPTERS,
@@ -39,6 +41,7 @@ from coterie.experiments.folders import (
 from coterie.experiments.methods import short_name
 from coterie.experiments.observers import About, Observer, Silent
 from coterie.experiments.summary import summarise
+from coterie.experiments.tracking import grounded_uri, tracked
 from coterie.wire.codec import decode, encode
 from coterie.wire.ledger import Ledger, to_jsonl
 
@@ -71,8 +74,8 @@ def run(
     """
     settings = grounded(_settled(config))
     place = Path(folder) if folder is not None else default_folder(settings)
+    watcher = tracked(settings, observer or Silent())
     claim(place)
-    watcher = observer or Silent()
     with alone_in(place):
         try:
             built = build(settings)
@@ -95,12 +98,14 @@ def resume(folder: str | Path, observer: Observer | None = None, round: int | No
     """
     place = Path(folder)
     settings, recorded = read_config(place)
-    watcher = observer or Silent()
     with alone_in(place):
         if round is not None:
             (place / SUMMARY).unlink(missing_ok=True)
         elif (place / SUMMARY).is_file():
-            return RunResult(place, settings, json.loads((place / SUMMARY).read_text(encoding="utf-8")), True)
+            summary = json.loads((place / SUMMARY).read_text(encoding="utf-8"))
+            _hand_on(place, settings, summary)
+            return RunResult(place, settings, summary, True)
+        watcher = tracked(settings, observer or Silent())
         changed = [name for name, value in versions().items() if recorded.get("versions", {}).get(name) != value]
         if changed:
             watcher.note(f"{', '.join(changed)} changed since this run began; its last bits may differ")
@@ -125,7 +130,10 @@ def grounded(config: Config) -> Config:
     path, _, kind = method.rpartition(":")
     if path.endswith(".py"):
         method = f"{_absolute(path)}:{kind}"
-    return config.model_copy(update={"task": task, "model": model, "method": method})
+    tracking = config.tracking
+    if tracking.mlflow is not None:
+        tracking = tracking.model_copy(update={"mlflow": grounded_uri(tracking.mlflow)})
+    return config.model_copy(update={"task": task, "model": model, "method": method, "tracking": tracking})
 
 
 def load_checkpoint(store: CheckpointStore, round: int | None = None) -> tuple[Progress | None, Ledger, dict[str, int]]:
@@ -139,6 +147,8 @@ def load_checkpoint(store: CheckpointStore, round: int | None = None) -> tuple[P
     opened = store.open(round)
     try:
         progress = decode(store.get("progress"))
+        if isinstance(progress, Progress):
+            progress = replace(progress, state=stored_state(store, progress.state))
     except WireError as error:
         raise CheckpointError(f"the checkpoint of round {opened.round} cannot be read: {error}") from error
     if not isinstance(progress, Progress):
@@ -168,20 +178,30 @@ def _play(place: Path, config: Config, built: Built, watcher: Observer, round: i
             progress = played.progress
             lengths = _record(place, played, ledger)
             if progress.finished or progress.round % config.checkpoint.every == 0:
-                store.put("progress", encode(progress, dense=True))
+                bare = replace(progress, state=store_state(store, progress.state))
+                store.put("progress", encode(bare, dense=True))
                 store.put("ledger", json_text(ledger.state()).encode())
                 store.commit(progress.round, {"lengths": lengths})
             watcher.round(played.metrics, played.seconds)
         base_name = model_place(config.model.base)
-        write_adapters(engine, progress, built.base, base_name, built.task.label_names, place / ADAPTERS)
+        told = write_adapters(engine, progress, built.base, base_name, built.task.label_names, place / ADAPTERS)
+        if told is not None:
+            watcher.note(told)
+        metrics, timing = read_lines(place / "metrics.jsonl"), read_lines(place / "timing.jsonl")
+        summary = summarise(config, built, metrics, timing, ledger)
+        write_whole(place / SUMMARY, json.dumps(json.loads(json_text(summary)), indent=1) + "\n")
     except RunError as error:
         raise RunError(f"{error} (what was computed is kept: coterie resume {place})") from error
     finally:
         watcher.end()
-    metrics, timing = read_lines(place / "metrics.jsonl"), read_lines(place / "timing.jsonl")
-    summary = summarise(config, built, metrics, timing, ledger)
-    write_whole(place / SUMMARY, json.dumps(json.loads(json_text(summary)), indent=1) + "\n")
     return RunResult(place, config, summary)
+
+
+def _hand_on(place: Path, config: Config, summary: Mapping[str, Any]) -> None:
+    """Gives TensorBoard and MLflow what they lack of a finished run, such as one that broke off at its very end."""
+    rest = tracked(config, Silent())
+    rest.begin(About(place, summary["title"], summary["rounds"] + 1, summary["rounds"]))
+    rest.end()
 
 
 def _record(place: Path, played: Played, ledger: Ledger) -> dict[str, int]:

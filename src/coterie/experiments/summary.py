@@ -20,8 +20,8 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of summary.json.
 
-    accuracies are shares of one; mismatches are means over the rounds that have them; bytes are of whole messages,
-    evaluation traffic apart, set-up included; seconds are sums over rounds.
+    metric is the name of what is called score; accuracies are shares of one; mismatches are means over the rounds that
+    have them; bytes are of whole messages, evaluation traffic apart, set-up included; seconds are sums over rounds.
     """
     traits = built.setting.algorithm.traits
     last = metrics[-1]
@@ -39,9 +39,11 @@ def summarise(
             "source": built.task.source,
             "notes": list(built.task.notes),
         },
+        "metric": built.task.metrics[0],
         "majority": built.majority,
         "global": last.get("global"),
         "personal": last.get("personal"),
+        "validation": last.get("validation"),
         "loss": last["train"]["loss"],
         "mismatch": _mean(m["mismatch"]["relative"] for m in metrics if "mismatch" in m),
         "init_mismatch": _mean(

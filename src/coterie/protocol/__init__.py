@@ -1,6 +1,7 @@
 """The vocabulary in which algorithms are written: parties, messages, models, requests, penalties."""
 
-from coterie.protocol.base_log import BaseLog
+from coterie.protocol.base_log import BaseLog, Patch, SeededPatch, as_adapters
+from coterie.protocol.core import Core
 from coterie.protocol.messages import (
     Held,
     Once,
@@ -13,6 +14,7 @@ from coterie.protocol.messages import (
     message,
     weighted_sum,
 )
+from coterie.protocol.mix import Mix, input_features
 from coterie.protocol.parties import (
     Card,
     Client,
@@ -24,7 +26,7 @@ from coterie.protocol.parties import (
     SiteRecord,
     Traits,
 )
-from coterie.protocol.penalties import FactorDistance, Penalty, ProductDistance
+from coterie.protocol.penalties import FactorDistance, Penalty, ProductDistance, TailNorm, tail_norm
 from coterie.protocol.requests import (
     Answer,
     Calibrate,
@@ -39,6 +41,9 @@ from coterie.protocol.requests import (
     Task,
     Weights,
 )
+from coterie.protocol.routed import Routed
+from coterie.protocol.sparse import Sparse
+from coterie.protocol.sparse_delta import SparseDelta
 from coterie.protocol.terms import Adapter, Dense, LowRank, Model, Term, matching
 
 __all__ = [
@@ -48,6 +53,7 @@ __all__ = [
     "Calibrate",
     "Card",
     "Client",
+    "Core",
     "Dense",
     "Evaluate",
     "FactorDistance",
@@ -59,28 +65,38 @@ __all__ = [
     "Layer",
     "LowRank",
     "Memory",
+    "Mix",
     "Model",
     "Once",
+    "Patch",
     "Penalty",
     "Phase",
     "Predict",
     "Predictions",
     "ProductDistance",
     "Request",
+    "Routed",
     "Score",
+    "SeededPatch",
     "Seen",
     "Server",
     "SiteRecord",
+    "Sparse",
+    "SparseDelta",
+    "TailNorm",
     "Task",
     "Term",
     "Traits",
     "Upload",
     "Uploads",
     "Weights",
+    "as_adapters",
     "copied",
+    "input_features",
     "map_nodes",
     "map_tensors",
     "matching",
     "message",
+    "tail_norm",
     "weighted_sum",
 ]

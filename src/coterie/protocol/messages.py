@@ -15,9 +15,13 @@ from coterie.maths.keys import Key
 
 if TYPE_CHECKING:
     from coterie.protocol.parties import Card
+    from coterie.protocol.penalties import Penalty
     from coterie.protocol.terms import Model
 
 T = TypeVar("T")
+BLOCK = 2**18
+"""Entries that `weighted_sum` takes at a time: in fp64 they then fit a core's cache."""
+
 _classes: dict[str, type] = {}
 _known_fields: dict[type, tuple[str, ...] | None] = {}
 
@@ -146,19 +150,25 @@ class Held:
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client returns. `diagnostics` never leave the process: they reach `measures` in simulation alone."""
+    """What a client returns. `diagnostics` never leave the process: they reach `measures` in simulation alone.
+
+    `head_group`: the group that this client chose among its `Algorithm.head_choices`. The head that it trained goes
+    into that group's mean, and it uses that group's head until it chooses again.
+    """
 
     payload: Any
     diagnostics: Any = None
+    head_group: str | None = None
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What simulation knows of a client that answered: its weight, the model its last Fit made, and diagnostics."""
+    """What simulation knows of a client that answered: weight, diagnostics, its last Fit's model and penalties."""
 
     weight: float
     model: Model | None
     diagnostics: Any
+    penalties: tuple[Penalty, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,19 +210,26 @@ class Uploads:
 
     def where(self, test: Callable[[Uploaded], bool]) -> Uploads:
         """Those that pass the test, with renormalised weights."""
-        return Uploads([entry for entry in self.entries if test(entry)])
+        kept = [entry for entry in self.entries if test(entry)]
+        return self if len(kept) == len(self.entries) else Uploads(kept)
 
     def uniform(self) -> Uploads:
         """The same uploads, equally weighted."""
         return Uploads([dataclasses.replace(entry, weight=1.0) for entry in self.entries])
 
 
-def weighted_sum(values: list[tuple[float, Any]]) -> Any:
-    """sum w_i x_i of tensors, or of dicts of tensors with equal keys; accumulated in fp64, cast back."""
+def weighted_sum(values: list[tuple[float, Any]], dtype: torch.dtype | None = None) -> Any:
+    """sum w_i x_i of tensors, or of dicts of tensors with equal keys.
+
+    Accumulated in fp64, several values at a time while they are small; in the dtype of the first one, or in `dtype`.
+    """
     first = values[0][1]
     if isinstance(first, Mapping):
-        return {key: weighted_sum([(weight, value[key]) for weight, value in values]) for key in first}
-    total = torch.zeros_like(first, dtype=torch.float64)
-    for weight, value in values:
-        total += weight * value.to(torch.float64)
-    return total.to(first.dtype)
+        return {key: weighted_sum([(weight, value[key]) for weight, value in values], dtype) for key in first}
+    total = torch.zeros(first.numel(), dtype=torch.float64, device=first.device)
+    size = max(1, BLOCK // max(1, first.numel()))
+    for start in range(0, len(values), size):
+        block = values[start : start + size]
+        stacked = torch.stack([value for _, value in block]).reshape(len(block), -1).double()
+        total += torch.tensor([weight for weight, _ in block], dtype=torch.float64, device=total.device) @ stacked
+    return total.reshape(first.shape).to(dtype or first.dtype)

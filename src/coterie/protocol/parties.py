@@ -29,7 +29,8 @@ class Card:
     """What the server knows of a client.
 
     `rank` is what the client can train, `reference_rank` what it can download (FedPA-LoRA's R_i), `examples`
-    its number of training examples, `scale` the s in s B A, `spec` the name of its base model.
+    its number of training examples, `scale` the s in s B A, `spec` the name of its base model, `group` what it is
+    known to belong to (a language, a hospital's kind; "all" where nothing is known).
     """
 
     id: str
@@ -66,7 +67,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Server:
-    """The server during one round; its data names are `public/<task>` and `unlabeled`."""
+    """The server during one round; its data names are `public/<task>` and `unlabeled` (see also `pools_data`)."""
 
     data: tuple[str, ...]
     key: KeyMaker
@@ -132,13 +133,19 @@ class Traits:
     equal_clients: clients that send the same deploy the same.
     zero_weight: a client of weight zero might as well be absent.
     linear_upload: the server uses only weighted sums of what is uploaded.
+    averages: the new state's `lora` is the weighted mean of the factors that clients trained, so that a server
+        optimiser or a proximal term may stand around the method.
+    adaptive_size: how much is uploaded depends on what was trained; the method's formula says how much at most.
     changes_base: the method patches the base model.
     personal: sites use models that differ beyond their rank.
-    keeps_memory: sites keep tensors between rounds.
+    keeps_memory: sites keep values of their own between rounds.
     server_data: the server needs data of its own.
+    pools_data: no federation but a reference for one: the server is given the clients' training data, as `pooled`
+        and `pooled/<group>`.
     evaluated: whether a site is evaluated with this round's download or the next one's.
     weights: the paper's aggregation weights, used unless the experiment sets its own.
-    head: the one head policy under which the method is itself, whatever the experiment sets; None: any.
+    head: the one policy for trained heads under which the method is itself, whatever the experiment sets (frozen heads
+        stay frozen); None: any.
     """
 
     title: str
@@ -157,10 +164,13 @@ class Traits:
     equal_clients: bool = False
     zero_weight: bool = False
     linear_upload: bool = False
+    averages: bool = False
+    adaptive_size: bool = False
     changes_base: bool = False
     personal: bool = False
     keeps_memory: bool = False
     server_data: bool = False
+    pools_data: bool = False
 
 
 class Memory(MutableMapping[str, Any]):
@@ -222,10 +232,11 @@ class Memory(MutableMapping[str, Any]):
 
 @message
 class SiteRecord:
-    """All that a site keeps between rounds: memory, head, base version, contents held, and its last upload."""
+    """All that a site keeps between rounds: memory, head, base version, contents held, its last upload and choice."""
 
     memory: dict[str, Any] = field(default_factory=dict)
     head: dict[str, Any] | None = None
     base_version: int = 0
     held: tuple[str, ...] = ()
     uploaded: Any = None
+    head_group: str | None = None

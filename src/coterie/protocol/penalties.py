@@ -109,3 +109,39 @@ def _stacked(parts: Sequence[tuple[Adapter, float | Tensor]], rank: int) -> tupl
     reference: Adapter = {name: LowRank.stack([one[name] for one, _ in parts], top) for name in names}
     weight = torch.tensor([float(weight) for _, weight in parts], dtype=reference[names[0]].A.dtype)
     return reference, weight
+
+
+@message
+class TailNorm(Penalty):
+    """weight * sum over layers of ||B[:, start:]||_F ||A[start:, :]||_F (HetLoRA, its rank self-pruning).
+
+    `weight` and `start` are numbers, or (clients,) once stacked; without gradient where a norm vanishes.
+    """
+
+    start: int | Tensor
+    weight: float | Tensor
+    term: str = "lora"
+
+    def value(self, model: Model) -> Tensor:
+        products = [tail_norm(term, self.start) for term in model[self.term].values()]
+        return self.weight * torch.stack(products).sum(dim=0)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        return (TailNorm, self.term)
+
+    @classmethod
+    def stack(cls, penalties: Sequence[TailNorm], rank: int) -> TailNorm:
+        starts = torch.tensor([int(penalty.start) for penalty in penalties])
+        weights = torch.tensor([float(penalty.weight) for penalty in penalties], dtype=torch.float64)
+        return TailNorm(starts, weights, penalties[0].term)
+
+
+def tail_norm(term: LowRank, start: int | Tensor) -> Tensor:
+    """||B[:, start:]||_F ||A[start:, :]||_F, shape (...,) for factors with leading axes; start a number or (...,)."""
+    first = start.unsqueeze(-1) if isinstance(start, Tensor) else start
+    tail = torch.arange(term.rank, device=term.A.device) >= first  # (..., r)
+    B = torch.where(tail.unsqueeze(-2), term.left, 0.0)
+    A = torch.where(tail.unsqueeze(-1), term.A, 0.0)
+    product: Tensor = torch.linalg.vector_norm(B, dim=(-2, -1)) * torch.linalg.vector_norm(A, dim=(-2, -1))
+    return product

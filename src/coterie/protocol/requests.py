@@ -24,18 +24,23 @@ class Task:
 class Fit:
     """Train what the patterns name, everything else frozen. None means the experiment's setting.
 
-    Patterns are of `term.layer.parameter`; `lr_scale` maps such patterns to factors of the learning rate.
+    Patterns are of `term.layer.parameter`; `lr_scale` maps such patterns to factors of the learning rate. `head`: at
+    the server also the name of a head group (`Algorithm.head_group`), whose head is used and trained in place of the
+    head of all; at a client that of a group between which it chooses (`Algorithm.head_choices`). `times`: the
+    experiment's steps are taken so many times over, its epochs are not, since they grow with the data anyway; without
+    effect on `steps` and `epochs` given here.
     """
 
     initial: Model
     train: tuple[str, ...] = ("lora.*",)
-    head: bool = True
+    head: bool | str = True
     loss: Task = Task()
     penalties: tuple[Penalty, ...] | list[Penalty] = ()
     data: str = "train"
     steps: int | None = None
     epochs: int | None = None
     lr_scale: Mapping[str, float] = field(default_factory=dict)
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -52,40 +57,62 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Loss and accuracy on a data set of the party's own; `limit` takes the first so many examples."""
+    """Loss and metrics on a data set of the party's own; `limit` takes the first so many examples.
+
+    `judged_by` names metrics of predicted against true classes (`coterie.data.metrics.METRICS`), the one that counts
+    first. All are of the same predictions. batch="first" takes the coming Fit's first mini-batch, without dropout, in
+    place of the whole set; the batches of that Fit do not move. `group` names a head group, whose head is used.
+    """
 
     model: Model
     data: str
     limit: int | None = None
+    judged_by: tuple[str, ...] = ("accuracy",)
+    batch: Literal["first", "all"] = "all"
+    group: str | None = None
 
 
 @dataclass(frozen=True)
 class Score:
-    """Means over the examples."""
+    """Loss and accuracy, means over the examples, and the metrics asked for, in that order."""
 
     loss: float
     accuracy: float
     examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def score(self) -> float:
+        """The first of the metrics, by which the model is judged; the accuracy where none was asked for."""
+        return next(iter(self.metrics.values()), self.accuracy)
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Logits of every example (or its `top_k` largest), with pooled features when asked for."""
+    """Logits of every example (or its `top_k` largest), with pooled features when asked for.
+
+    `sample` takes so many examples only, drawn anew for each request; all where there are fewer.
+    """
 
     model: Model
     data: str
     top_k: int | None = None
     features: bool = False
+    sample: int | None = None
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """logits (n, C) or (n, k) with class ids (n, k); labels (n,); embeddings (n, d) when asked for."""
+    """logits (n, C) or (n, k) with class ids (n, k); labels (n,); embeddings (n, d) when asked for.
+
+    Of sequences, n counts the answers' tokens; `examples` (n,) says of which example each row is.
+    """
 
     logits: Tensor
     labels: Tensor
     ids: Tensor | None = None
     embeddings: Tensor | None = None
+    examples: Tensor | None = None
 
 
 @dataclass(frozen=True)

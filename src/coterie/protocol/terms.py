@@ -17,6 +17,7 @@ from torch import Tensor
 
 from coterie.errors import ModelError, nearest
 from coterie.protocol.messages import message
+from coterie.protocol.mix import Mix
 from coterie.protocol.parties import Layer
 
 NAMES = ("lora", "shared", "local", "experts", "router", "core", "sparse", "bottleneck", "delta")
@@ -65,6 +66,14 @@ class Term(ABC):
     def signature(self) -> tuple[Any, ...]:
         """What must be equal for two clients' terms to stack."""
 
+    def low_rank(self) -> LowRank | None:
+        """The same addend as low-rank factors, for terms that are nothing else; None for others."""
+        return None
+
+    def apply_dropped(self, x: Tensor, dropped: Tensor) -> Tensor:
+        """`apply` under dropout: `dropped` is the input x with some entries dropped, all that most terms see of it."""
+        return self.apply(dropped)
+
 
 @message
 class LowRank(Term):
@@ -90,6 +99,9 @@ class LowRank(Term):
     @property
     def signature(self) -> tuple[Any, ...]:
         return (LowRank, self.B.shape[-2], self.A.shape[-1], self.B.dtype, self.diagonal is None)
+
+    def low_rank(self) -> LowRank:
+        return self
 
     @property
     def left(self) -> Tensor:
@@ -118,6 +130,12 @@ class LowRank(Term):
         """The first `rank` columns of B and rows of A; all of them when there are fewer."""
         diagonal = None if self.diagonal is None else self.diagonal[..., :rank]
         return replace(self, B=self.B[..., :rank], A=self.A[..., :rank, :], diagonal=diagonal)
+
+    def directions(self, chosen: Sequence[int]) -> LowRank:
+        """These columns of B and rows of A, in this order."""
+        index = torch.tensor(list(chosen), dtype=torch.int64, device=self.A.device)
+        diagonal = None if self.diagonal is None else self.diagonal.index_select(-1, index)
+        return replace(self, B=self.B.index_select(-1, index), A=self.A.index_select(-2, index), diagonal=diagonal)
 
     def padded(self, rank: int) -> LowRank:
         """Zero columns and rows up to `rank`; the product is unchanged."""
@@ -216,20 +234,30 @@ Adapter = dict[str, LowRank]
 
 @message
 class Model:
-    """Named terms on a base: `Model(lora={layer: LowRank})`; `spec` names another base than the party's own."""
+    """Named terms on a base: `Model(lora={layer: LowRank})`; `spec` names another base than the party's own.
+
+    Each term acts in full unless `mix` gives each input its own share of two of them.
+    """
 
     terms: dict[str, dict[str, Term]]
     spec: str | None = None
+    mix: Mix | None = None
 
-    def __init__(self, /, spec: str | None = None, **terms: Mapping[str, Term]) -> None:
+    def __init__(self, /, spec: str | None = None, mix: Mix | None = None, **terms: Mapping[str, Term]) -> None:
         object.__setattr__(self, "terms", {name: dict(term) for name, term in terms.items()})
         object.__setattr__(self, "spec", spec)
+        object.__setattr__(self, "mix", mix)
         self.__post_init__()
 
     def __post_init__(self) -> None:
         for name in self.terms:
             if name not in NAMES:
                 raise ModelError(f"a model has no term {name!r}{nearest(name, NAMES)}")
+        for name in self.mix.names if self.mix is not None else ():
+            if name not in self.terms:
+                raise ModelError(
+                    f"the mix speaks of the term {name!r}, which this model lacks{nearest(name, self.terms)}"
+                )
 
     def __getitem__(self, name: str) -> Any:
         return self.terms[name]
@@ -262,13 +290,18 @@ class Model:
             }
             for name, layers in self.terms.items()
         }
-        return Model(spec=self.spec, **made)
+        return Model(spec=self.spec, mix=self.mix, **made)
+
+    def only(self, name: str) -> Model:
+        """The model with this term alone, in full."""
+        return Model(self.spec, **{name: self.terms[name]})  # type: ignore[arg-type]  # a term's name is no field's
 
     @property
     def signature(self) -> tuple[Any, ...]:
         """What must be equal for two clients' models to stack."""
         return (
             self.spec,
+            None if self.mix is None else self.mix.signature,
             tuple(
                 (name, layer, term.signature) for name, layers in self.terms.items() for layer, term in layers.items()
             ),
@@ -285,7 +318,8 @@ class Model:
             }
             for name, layers in first.terms.items()
         }
-        return Model(spec=first.spec, **made)
+        mixes = [model.mix for model in models if model.mix is not None]
+        return Model(spec=first.spec, mix=Mix.stack(mixes) if mixes else None, **made)
 
     def unstack(self, index: int, like: Model) -> Model:
         """Client `index` of a stacked model, in the shapes that `like` had."""
@@ -293,7 +327,8 @@ class Model:
             name: {layer: term.unstack(index, like.terms[name][layer]) for layer, term in layers.items()}
             for name, layers in self.terms.items()
         }
-        return Model(spec=self.spec, **made)
+        mix = None if self.mix is None or like.mix is None else self.mix.unstack(index, like.mix)
+        return Model(spec=self.spec, mix=mix, **made)
 
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""What a model says about a data set: loss and accuracy, logits, gradients, second moments of activations."""
+"""What a model says about a data set: loss and metrics, logits, gradients, second moments of activations."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coterie.data import metrics
 from coterie.data.batches import Batch, evaluation_batches, plan
 from coterie.data.sequences import ChoiceSet, DataSet
 from coterie.data.text import TextSet
 from coterie.errors import DataError, ModelError
 from coterie.maths.keys import Key
 from coterie.models.loading import Base, inputs_of
-from coterie.protocol import LowRank, Model, Predictions, Score, matching
+from coterie.protocol import Dense, Model, Predictions, Score, matching
 from coterie.protocol.messages import map_tensors
 from coterie.training.asks import TrainSettings
+from coterie.training.mixing import pooled, require_unmixed
 from coterie.training.objectives import (
     TrainSet,
     check_kind,
+    check_labels,
     label_count,
     label_losses,
     labelled,
@@ -51,7 +54,7 @@ def check_model(base: Base, model: Model, who: str) -> None:
         for layer, term in terms.items():
             if layer not in base.layers:
                 raise ModelError(f"{who}: {name!r} has a term for {layer!r}, which is no adapted layer of this base")
-            if isinstance(term, LowRank):
+            if not isinstance(term, Dense):  # whose own check is of what travels
                 term.check(f"{who}, {name}.{layer}", base.layers[layer], None)
 
 
@@ -67,31 +70,43 @@ def alone(base: Base, model: Model, head: Mapping[str, Tensor] | None) -> tuple[
 
 
 @torch.no_grad()
-def evaluate(base: Base, model: Model, head: Mapping[str, Tensor] | None, data: DataSet, batch_size: int) -> Score:
-    """Mean loss and accuracy over all labels, in batches bucketed by length.
+def evaluate(
+    base: Base,
+    model: Model,
+    head: Mapping[str, Tensor] | None,
+    data: DataSet,
+    batch_size: int,
+    judged_by: Sequence[str] = ("accuracy",),
+) -> Score:
+    """Mean loss, accuracy and the metrics `judged_by` over all labels, in one pass of batches bucketed by length.
 
     Of texts with classes: cross-entropy and right answers, per example. Of sequences: per token of the answers. Of
-    questions with options: see `choice_score`.
+    questions with options: see `choice_score`. All metrics are of the same predictions, of which one whole number a
+    label is kept.
 
     Raises:
-        DataError: no examples.
+        ConfigError: an unknown metric.
+        DataError: no examples, no labels, or a metric of classes where there are answers' tokens.
         ModelError: data of another kind than the base is for, or a term that does not fit its layer.
     """
     if len(data) == 0:
         raise DataError("there are no examples to evaluate on")
     check_kind(base, data, "evaluation")
+    check_labels(data, "evaluation")
     if isinstance(data, ChoiceSet):
-        return choice_score(_option_scores(base, model, data, batch_size), data)
+        return choice_score(_option_scores(base, model, data, batch_size), data, judged_by)
+    if not isinstance(data, TextSet) and (other := [name for name in judged_by if name != "accuracy"]):
+        raise DataError(f"evaluation: {other[0]!r} is a metric of classes; of answers' tokens there is accuracy only")
     stacked, own_head = alone(base, model, head)
     loss = torch.zeros((), dtype=torch.float64, device=base.device)
-    right = torch.zeros((), dtype=torch.int64, device=base.device)
+    answers: list[Tensor] = []
     with base.slots.bound(1, stacked, own_head):
         for batch in _batches(data, batch_size):
             found = labelled(base, batch)
             loss += label_losses(found).double().sum()
-            right += (found.logits.argmax(dim=1) == found.targets).sum()
-    total = label_count(data, range(len(data)))
-    return Score(float(loss) / total, int(right) / total, len(data))
+            answers.append(torch.stack([found.logits.argmax(dim=1), found.targets]))
+    given, true = torch.cat(answers, dim=1).cpu()
+    return _judged(float(loss) / len(true), given, true, len(data), judged_by)
 
 
 @torch.no_grad()
@@ -122,7 +137,7 @@ def predict(
         return Predictions(*_top(_option_scores(base, model, data, batch_size), data.labels.clone(), top_k))
     stacked, own_head = alone(base, model, head)
     pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
-    pooled: list[Tensor] = []
+    held: list[Tensor] = []
     order: list[Tensor] = []
     with base.slots.bound(1, stacked, own_head) as binding:
         for planned in _planned(data, batch_size):
@@ -132,13 +147,12 @@ def predict(
             rows = found.places.cpu() // (batch["labels"].numel() // len(planned.indices))
             order.append(torch.as_tensor(planned.indices)[rows])
             if features:
-                pooled.append(_features(base, binding.seen, batch).float().cpu())
-    back = torch.argsort(torch.cat(order), stable=True)
+                held.append(pooled(base, binding.seen, batch).float().cpu())
+    examples, back = torch.cat(order).sort(stable=True)
     logits, targets = (torch.cat(parts)[back] for parts in list(zip(*pieces, strict=True))[:2])
     ids = [piece[2] for piece in pieces if piece[2] is not None]
-    return Predictions(
-        logits, targets, torch.cat(ids)[back] if ids else None, torch.cat(pooled)[back] if features else None
-    )
+    found_features = torch.cat(held)[back] if features else None
+    return Predictions(logits, targets, torch.cat(ids)[back] if ids else None, found_features, examples)
 
 
 @torch.no_grad()
@@ -161,13 +175,20 @@ def _option_scores(base: Base, model: Model, data: ChoiceSet, batch_size: int) -
     return torch.full(exists.shape, -torch.inf, dtype=torch.float64).masked_scatter(exists, summed)
 
 
-def choice_score(scores: Tensor, data: ChoiceSet) -> Score:
+def choice_score(scores: Tensor, data: ChoiceSet, judged_by: Sequence[str] = ("accuracy",)) -> Score:
     """How often the option of the highest score (n, C) is the right one; of equal scores the first counts.
 
-    The loss is the mean cross-entropy of the right option, with the scores as logits.
+    The loss is the mean cross-entropy of the right option, with the scores as logits. For metrics, an option's place
+    is its class.
     """
-    right = scores.argmax(dim=1) == data.labels
-    return Score(float(F.cross_entropy(scores, data.labels)), float(right.double().mean()), len(data))
+    loss = float(F.cross_entropy(scores, data.labels))
+    return _judged(loss, scores.argmax(dim=1), data.labels, len(data), judged_by)
+
+
+def _judged(loss: float, given: Tensor, true: Tensor, examples: int, judged_by: Sequence[str]) -> Score:
+    """The score of predictions (m,) for labels (m,), int64 on the CPU."""
+    found = metrics.scores(judged_by, given.numpy(), true.numpy())
+    return Score(loss, metrics.accuracy(given.numpy(), true.numpy()), examples, found)
 
 
 def _top(logits: Tensor, labels: Tensor, top_k: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -200,6 +221,8 @@ def gradient(
         DataError, ModelError: data that the base cannot be trained on.
     """
     chosen = trainable(base, data, "gradient")
+    check_labels(chosen, "gradient")
+    require_unmixed(model, "gradient")
     names = sorted(matching(list(model.parameters), wrt))
     batches = training_batches(chosen, settings, key)[:1] if which == "first" else _planned(chosen, batch_size)
     stacked, own_head = alone(base, model, head)
@@ -222,6 +245,7 @@ def calibrate(
 ) -> dict[str, Tensor]:
     """X X^T (d_in, d_in) float64 of each adapted layer's inputs at all positions that hold a token; on the CPU."""
     chosen = trainable(base, data, "calibration")
+    require_unmixed(model, "calibration")
     stacked, own_head = alone(base, model, head)
     grams: dict[str, Tensor] = {}
     seen: list[tuple[Tensor, Tensor]] = []
@@ -256,12 +280,26 @@ def calibrate(
     return {name: gram.cpu() for name, gram in grams.items()}
 
 
+def first_batch(data: DataSet, settings: TrainSettings, key: Key) -> DataSet:
+    """The examples of the first mini-batch of the Fit that has this key (FedPA-LoRA's xi^(t,0), Appendix F)."""
+    return data.select(training_batches(data, settings, key)[0].indices)
+
+
 def training_batches(
-    data: DataSet, settings: TrainSettings, key: Key, steps: int | None = None, epochs: int | None = None
+    data: DataSet,
+    settings: TrainSettings,
+    key: Key,
+    steps: int | None = None,
+    epochs: int | None = None,
+    times: int = 1,
 ) -> list[Batch]:
-    """The mini-batches of the Fit that has this key; `steps` or `epochs` override the settings."""
+    """The mini-batches of the Fit that has this key; `steps` or `epochs` override the settings.
+
+    `times` multiplies the settings' steps, not their epochs.
+    """
     if steps is None and epochs is None:
         steps, epochs = settings.steps, settings.epochs
+        steps = None if steps is None else steps * times
     return plan(
         data.lengths,
         settings.batch_size,
@@ -287,17 +325,3 @@ def _planned(data: TrainSet, batch_size: int) -> list[Batch]:
 def _batches(data: TrainSet, batch_size: int) -> Iterator[dict[str, Tensor]]:
     for planned in _planned(data, batch_size):
         yield data.batch(planned.indices, planned.pad_to)
-
-
-def _features(base: Base, seen: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
-    """What entered the last layer; of a classifying decoder, at the token whose logits are taken.
-
-    That is the last one that is no padding token, as transformers looks for it.
-    """
-    assert seen is not None
-    if seen.dim() == 2:
-        return seen
-    tokens = batch["input_ids"].to(seen.device)
-    is_token = (tokens != base.network.config.pad_token_id).long()  # type: ignore[union-attr]
-    last = (is_token * torch.arange(tokens.shape[1], device=seen.device)).argmax(dim=1)
-    return seen[torch.arange(seen.shape[0], device=seen.device), last]

@@ -11,7 +11,7 @@ from coterie.errors import DataError, ModelError, nearest
 from coterie.models.loading import Base
 from coterie.protocol import Answer, BaseLog, Calibrate, Evaluate, Fit, Gradient, Predict, Weights
 from coterie.training.asks import Ask, Done, Plan, TrainSettings
-from coterie.training.evaluation import calibrate, evaluate, gradient, predict
+from coterie.training.evaluation import calibrate, evaluate, first_batch, gradient, predict
 from coterie.training.fit import fit
 
 
@@ -84,9 +84,12 @@ class Executor:
         base = self._base(request.model.spec or ask.spec)
         data = _data(ask)
         if isinstance(request, Evaluate):
-            taken = data if request.limit is None else data.select(range(min(request.limit, len(data))))
-            return evaluate(base, request.model, ask.head, taken, size)
+            chosen = data if request.batch == "all" else first_batch(data, self.settings, ask.key)
+            taken = chosen if request.limit is None else chosen.select(range(min(request.limit, len(chosen))))
+            return evaluate(base, request.model, ask.head, taken, size, request.judged_by)
         if isinstance(request, Predict):
+            if request.sample is not None and request.sample < len(data):
+                data = data.select(ask.key.choice(len(data), request.sample))
             return predict(base, request.model, ask.head, data, size, request.top_k, request.features)
         if isinstance(request, Gradient):
             return gradient(

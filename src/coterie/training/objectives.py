@@ -15,6 +15,7 @@ from coterie.data.sequences import IGNORED, ChoiceSet, DataSet, SequenceSet
 from coterie.data.text import TextSet
 from coterie.errors import DataError, ModelError
 from coterie.models.loading import Base, inputs_of
+from coterie.training.mixing import share_out
 
 TrainSet = TextSet | SequenceSet
 """What a model can be trained on."""
@@ -26,6 +27,12 @@ def check_kind(base: Base, data: DataSet, who: str) -> None:
         held = "texts with classes" if isinstance(data, TextSet) else "sequences"
         wanted = "a language model, which has no classes" if base.is_language else "a classifier"
         raise ModelError(f"{who}: {held} do not suit {wanted}; load the base for the kind of task")
+
+
+def check_labels(data: DataSet, who: str) -> None:
+    """Raises DataError where a text's class is not known (-1): such data are for predictions alone."""
+    if isinstance(data, TextSet) and len(data) and int(data.labels.min()) < 0:
+        raise DataError(f"{who}: these examples have no labels; ask for predictions of them, or take labelled data")
 
 
 def trainable(base: Base, data: DataSet, who: str) -> TrainSet:
@@ -67,9 +74,11 @@ def labelled(base: Base, batch: Mapping[str, Tensor], clients: int = 1) -> Label
     """
     labels = batch["labels"].to(base.device)
     if not base.is_language:
+        share_out(base, batch)
         return Labelled(logits_of(base, batch), labels, torch.arange(len(labels), device=labels.device))
     following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).reshape(clients, -1)
     kept = [row.ne(IGNORED).nonzero().squeeze(1) for row in following]
+    share_out(base, batch, kept)
     with base.slots.keeping(kept):
         logits = logits_of(base, batch)
     places = torch.cat([places + client * following.shape[1] for client, places in enumerate(kept)])

@@ -11,10 +11,11 @@ from torch import Tensor
 from coterie.data.batches import Batch
 from coterie.errors import DataError, ModelError
 from coterie.models.loading import Base
-from coterie.protocol import Fit, LowRank, Model, matching
+from coterie.protocol import Core, Fit, LowRank, Model, Routed, Task, matching
 from coterie.training.asks import Ask, Head, TrainSettings
 from coterie.training.evaluation import check_model, on_base, training_batches
-from coterie.training.objectives import TrainSet, trainable
+from coterie.training.mixing import require_unmixed
+from coterie.training.objectives import TrainSet, check_labels, trainable
 
 HEAD = "head."
 """What the names of head parameters begin with, beside those of the model, in masks and learning-rate patterns."""
@@ -36,10 +37,11 @@ class Trainee:
 
     @property
     def dropped(self) -> frozenset[str]:
-        """The low-rank terms that this client trains: dropout acts on their input."""
+        """The low-rank and routed terms and cores that this client trains: dropout acts on their input."""
         names = {name.partition(".")[0] for name in self.trained if not name.startswith(HEAD)}
+        kinds = LowRank | Core | Routed
         return frozenset(
-            name for name in names if any(isinstance(term, LowRank) for term in self.model.terms[name].values())
+            name for name in names if any(isinstance(term, kinds) for term in self.model.terms[name].values())
         )
 
 
@@ -55,7 +57,7 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
     """Check one Fit and draw its batches.
 
     Raises:
-        DataError: no examples, or choices.
+        DataError: no examples, no labels, or choices.
         ModelError: data of another kind than the base is for, a term that does not fit its layer, a pattern that
             matches nothing, or nothing to train at all.
     """
@@ -64,7 +66,10 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
     if ask.data is None or len(ask.data) == 0:
         raise DataError(f"client {ask.party}: there are no examples in {request.data!r} to train on")
     data = trainable(base, ask.data, f"client {ask.party}")
+    if isinstance(request.loss, Task):
+        check_labels(data, f"client {ask.party}")
     check_model(base, request.initial, f"client {ask.party}")
+    require_unmixed(request.initial, f"client {ask.party}")
     names = list(request.initial.parameters)
     head = {HEAD + name: value for name, value in (ask.head or base.head).items()}
     trained = matching(names, request.train)
@@ -84,7 +89,7 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
         trained=frozenset(trained),
         rate_scale=rate_scale,
         data=data,
-        batches=training_batches(data, settings, ask.key, request.steps, request.epochs),
+        batches=training_batches(data, settings, ask.key, request.steps, request.epochs, request.times),
         generator=ask.key.fold("dropout").generator(),
     )
 

@@ -1,0 +1,231 @@
+"""What a round's line says of models: the task's metrics of one pass, further tests, validation, further models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from coterie.algorithms import FedIT, FedPALoRA, LocalOnly
+from coterie.data.text import TextSet
+from coterie.engines.evaluation import head_name
+from coterie.engines.in_process import InProcess, Played
+from coterie.engines.measures import spread
+from coterie.engines.setting import Measuring, Site
+from coterie.engines.sites import Volatile, load_record
+from coterie.maths.keys import root_key
+from coterie.protocol import Client, Evaluate, Model, Predict, Predictions
+from coterie.training.asks import Ask, Done, Head
+from engines.world import FAST, play, text, with_sites, world
+
+TELLING = replace(FAST, optimizer="adamw", lr=0.01, steps=10)
+"""Training after which models differ in their answers."""
+
+TESTS = {"other": text(25, seed=77, share=0.3), "another": text(15, seed=78, share=0.7)}
+METRICS = ("matthews", "f1", "macro_f1", "accuracy")
+
+
+def answers(run: InProcess, model: Model, head: Head | None, data: TextSet) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted and true classes, by a forward pass of its own."""
+    ask = Ask("server", Predict(model, "test"), "base", head, data, root_key(0))
+    (done,) = run.executor.answer([ask])
+    assert isinstance(done, Done) and isinstance(done.answer, Predictions)
+    return done.answer.logits.argmax(dim=1).numpy(), done.answer.labels.numpy()
+
+
+def of_scikit_learn(given: np.ndarray, true: np.ndarray) -> dict[str, float]:
+    return {
+        "matthews": matthews_corrcoef(true, given),
+        "f1": f1_score(true, given, zero_division=0),
+        "macro_f1": f1_score(true, given, average="macro", zero_division=0),
+        "accuracy": accuracy_score(true, given),
+    }
+
+
+def with_validation(run: InProcess, counts: tuple[int, ...] = (9, 0, 5)) -> InProcess:
+    """The same run with so many validation examples at each site."""
+    chosen = {
+        name: Site(site.card, {**site.data, "validation": text(count, seed=300 + place)} if count else site.data)
+        for place, ((name, site), count) in enumerate(zip(run.setting.sites.items(), counts, strict=True))
+    }
+    return with_sites(run, chosen)
+
+
+def global_of(run: InProcess, last: Played) -> tuple[Model, Head]:
+    model = run.algorithm.global_model(last.progress.state)
+    assert model is not None
+    return model, last.progress.heads[head_name("base", "all")]
+
+
+def test_global_metrics_are_scikit_learns_on_the_same_predictions_and_the_first_is_the_score() -> None:
+    run = world(FedIT(), train=TELLING, metrics=METRICS, more_tests=TESTS)
+    last = play(run)[-1]
+    model, head = global_of(run, last)
+    found = last.metrics["global"]
+    assert set(found["more"]) == set(TESTS)
+    assert run.setting.pooled_test is not None
+    for data, figures in [(run.setting.pooled_test, found["pooled"]), *((TESTS[n], found["more"][n]) for n in TESTS)]:
+        theirs = of_scikit_learn(*answers(run, model, head, data))  # type: ignore[arg-type]
+        assert list(figures) == ["loss", "accuracy", "examples", "score", "metrics"]
+        assert list(figures["metrics"]) == list(METRICS) and figures["metrics"] == pytest.approx(theirs, abs=1e-12)
+        assert figures["score"] == figures["metrics"]["matthews"] and figures["examples"] == len(data)
+        assert figures["accuracy"] == theirs["accuracy"]
+    assert len({figures["score"] for figures in [found["pooled"], *found["more"].values()]}) == 3
+
+
+def test_own_scores_are_the_tasks_metric_and_accuracy_stands_beside_it() -> None:
+    run = world(FedIT(), ranks=(4, 4, 4), train=TELLING, metrics=("f1", "accuracy"))
+    last = play(run)[-1]
+    model, head = global_of(run, last)
+    expected = {
+        name: of_scikit_learn(*answers(run, model, head, site.data["test"]))  # type: ignore[arg-type]
+        for name, site in run.setting.sites.items()
+    }
+    for found in (last.metrics["personal"]["clients"], last.metrics["global"]["clients"]):
+        assert found["score"] == pytest.approx({name: one["f1"] for name, one in expected.items()})
+        assert found["accuracy"] == pytest.approx({name: one["accuracy"] for name, one in expected.items()})
+        assert {name: found[name] for name in ("mean", "worst_50", "worst_25")} == spread(found["score"])
+    assert found["score"] != found["accuracy"]
+
+
+def test_all_metrics_come_from_one_forward_pass() -> None:
+    counts = []
+    for metrics in (("accuracy",), METRICS):
+        run = world(FedIT(), metrics=metrics, rounds=1)
+        seen = 0
+
+        def counted(*_: Any) -> None:
+            nonlocal seen
+            seen += 1
+
+        run.executor.bases["base"].network.register_forward_pre_hook(counted)
+        play(run)
+        counts.append(seen)
+    assert counts[0] == counts[1] > 0
+
+
+def test_without_metrics_of_its_own_a_task_is_judged_by_accuracy() -> None:
+    pooled = play(world(FedIT(), rounds=1))[-1].metrics["global"]["pooled"]
+    assert pooled["score"] == pooled["accuracy"] == pooled["metrics"]["accuracy"]
+
+
+def test_with_local_heads_further_tests_are_means_over_sites_each_with_its_own() -> None:
+    store = Volatile()
+    run = world(FedIT(), (4, 4, 4), train=TELLING, head="local", metrics=("matthews",), more_tests=TESTS, store=store)
+    last = play(run)[-1]
+    model, _ = global_of(run, last)
+    for name, data in TESTS.items():
+        each = [
+            of_scikit_learn(*answers(run, model, load_record(store, site).head, data))["matthews"] for site in run.cards
+        ]
+        assert last.metrics["global"]["more"][name]["score"] == pytest.approx(np.mean(each))
+        assert last.metrics["personal"]["more"][name]["score"] == pytest.approx(np.mean(each))
+        assert len(set(each)) > 1
+
+
+def test_the_global_model_is_validated_with_weights_by_examples() -> None:
+    run = with_validation(world(FedIT(), train=TELLING, metrics=("f1",)))
+    played = play(run)
+    model, head = global_of(run, played[-1])
+    found = played[-1].metrics["validation"]
+    scored = {}
+    for name in ("c0", "c2"):
+        data = run.setting.sites[name].data["validation"]
+        ask = Ask("server", Evaluate(model, "validation", judged_by=("f1",)), "base", head, data, root_key(0))
+        (done,) = run.executor.answer([ask])
+        scored[name] = done.answer  # type: ignore[union-attr]
+    assert list(found) == ["loss", "accuracy", "score", "examples"] and found["examples"] == 14
+    for figure in ("loss", "accuracy", "score"):
+        mean = (9 * getattr(scored["c0"], figure) + 5 * getattr(scored["c2"], figure)) / 14
+        assert found[figure] == pytest.approx(mean, abs=1e-12)
+    assert found["loss"] != pytest.approx((scored["c0"].loss + scored["c2"].loss) / 2, rel=1e-3)
+
+
+def test_where_there_is_no_global_model_each_sites_own_is_validated() -> None:
+    store = Volatile()
+    run = with_validation(world(LocalOnly(), train=TELLING, store=store))
+    played = play(run)
+    right = 0
+    for name in ("c0", "c2"):
+        record = load_record(store, name)
+        data = run.setting.sites[name].data["validation"]
+        given, true = answers(run, Model(lora=record.memory["factors"]), record.head, data)  # type: ignore[arg-type]
+        right += int((given == true).sum())
+    assert played[-1].metrics["validation"]["accuracy"] == pytest.approx(right / 14)
+
+
+@pytest.mark.parametrize(("made", "due"), [(FedIT, {2, 4, 5}), (LocalOnly, {3, 5})])
+def test_validation_comes_with_the_model_that_it_is_of_and_in_the_last_round(made: Any, due: set[int]) -> None:
+    measuring = Measuring(every=2, clients_every=3, objective_examples=0)
+    played = play(with_validation(world(made(), rounds=5, measuring=measuring)))
+    assert {one.metrics["round"] for one in played if "validation" in one.metrics} == due
+
+
+def test_without_validation_shares_no_round_has_the_line() -> None:
+    assert all("validation" not in one.metrics for one in play(world(FedIT(), rounds=2)))
+    assert all("validation" not in one.metrics for one in play(world(LocalOnly(), rounds=2)))
+
+
+def test_validating_changes_no_bit_of_the_training() -> None:
+    plain, validated = play(world(FedPALoRA())), play(with_validation(world(FedPALoRA())))
+    for one, other in zip(plain, validated, strict=True):
+        assert {k: v for k, v in other.metrics.items() if k != "validation"} == one.metrics
+
+
+class Kept(FedIT):
+    """FedIT that also shows the untrained model, and at one site a second one."""
+
+    def further_models(self, client: Client, download: Any) -> Mapping[str, Model]:
+        zero = {name: replace(term, B=0 * term.B) for name, term in download.items()}
+        found = {"untrained": Model(lora=zero)}
+        return found | ({"alone": Model(lora=download)} if client.card.id == "c1" else {})
+
+
+def test_further_models_are_scored_as_the_sites_own_are() -> None:
+    run = world(Kept(), ranks=(4, 4, 4), train=TELLING, metrics=("f1", "accuracy"), more_tests=TESTS)
+    played = play(run)
+    personal = played[-1].metrics["personal"]
+    assert set(personal["further"]) == {"untrained", "alone"}
+    assert set(personal["further"]["alone"]["clients"]["score"]) == {"c1"}
+    alone, own = personal["further"]["alone"], personal["clients"]
+    assert alone["clients"]["score"]["c1"] == own["score"]["c1"]
+    # Every site has the same model here, so that one site's figures are those of all.
+    for one, all_ in [(alone["pooled"], personal["pooled"]), *((alone["more"][n], personal["more"][n]) for n in TESTS)]:
+        assert one["metrics"] == pytest.approx(all_["metrics"]) and one["loss"] == pytest.approx(all_["loss"])
+    untrained = personal["further"]["untrained"]
+    _, head = global_of(run, played[-1])
+    assert run.setting.pooled_test is not None
+    given, true = answers(run, Model(), head, run.setting.pooled_test)  # type: ignore[arg-type]
+    assert untrained["pooled"]["score"] == pytest.approx(of_scikit_learn(given, true)["f1"])
+    assert untrained["pooled"]["score"] != personal["pooled"]["score"]
+    assert set(untrained["clients"]["accuracy"]) == set(own["accuracy"])
+    # Before the last round, sites' models are scored on their own tests alone.
+    assert set(played[0].metrics["personal"]["further"]["untrained"]) == {"clients"}
+
+
+def test_fedpa_shows_the_preserved_factors_beside_the_reference() -> None:
+    store = Volatile()
+    run = world(FedPALoRA(), train=TELLING, store=store)
+    last = play(run)[-1]
+    head = last.progress.heads[head_name("base", "all")]
+    found = last.metrics["personal"]["further"]["preserved"]["clients"]["accuracy"]
+    for name, site in run.setting.sites.items():
+        own = Model(lora=load_record(store, name).memory["factors"])
+        given, true = answers(run, own, head, site.data["test"])  # type: ignore[arg-type]
+        assert found[name] == (given == true).mean()
+
+
+def test_a_site_whose_further_models_fail_keeps_its_own_score_and_is_named() -> None:
+    class Failing(FedIT):
+        def further_models(self, client: Client, download: Any) -> Mapping[str, Model]:
+            if client.card.id == "c1":
+                raise ValueError("no second\nmodel")
+            return {}
+
+    found = play(world(Failing(), rounds=1))[-1].metrics["personal"]
+    assert found["failed"] == {"c1": "ValueError: no second model"} and "further" not in found
+    assert set(found["clients"]["score"]) == {"c0", "c1", "c2"}
