@@ -62,11 +62,22 @@ def test_nothing_is_uploaded_in_the_second_phase_and_the_local_adapter_never() -
     run = world(FedDPAF(), rounds=2)
     play_run(run)
     last = [row for row in run.ledger.rows() if row["round"] == 3 and row["direction"] == "up"]
-    assert all(row["kind"] == "head" for row in last)
+    assert sum(row["payload"] for row in last) == 0
     down = [row["payload"] for row in run.ledger.rows() if (row["round"], row["kind"]) == (3, "message")]
     assert sorted(down) == sorted(
         sum(FedDPAF().bytes_down(layer, card) for layer in card.layers.values()) for card in run.cards.values()
     )
+
+
+def test_the_second_phase_leaves_the_head_as_it_is_whoever_keeps_it() -> None:
+    for policy in ("averaged", "local"):
+        store = Volatile()
+        run = world(FedDPAF(), rounds=2, head=policy, store=store)
+        heads = []
+        for played in run.rounds(run.begin()):
+            own = [load_record(store, name).head for name in run.cards]
+            heads.append(encode((played.progress.heads, own)))
+        assert heads[0] != heads[1] == heads[2]
 
 
 def test_before_the_second_phase_a_site_uses_the_global_adapter_and_afterwards_both() -> None:

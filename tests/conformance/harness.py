@@ -212,7 +212,7 @@ def rotated(inner: Trained, seed: int = 5) -> Trained:
             return replace(term, gain=term.gain * factor, core=term.core / factor[:, None, None])
         if not isinstance(term, LowRank):
             return term
-        R = torch.eye(term.rank) + 0.3 * key.normal((term.rank, term.rank))
+        R = (torch.eye(term.rank) + 0.3 * key.normal((term.rank, term.rank))).to(term.B.dtype)
         return replace(term, B=term.B @ R, A=torch.linalg.solve(R, term.A))
 
     def trained(name: str, model: Model) -> Model:
@@ -222,6 +222,15 @@ def rotated(inner: Trained, seed: int = 5) -> Trained:
             for part, held in made.terms.items()
         }
         return made.with_parameters(Model(**terms).parameters)
+
+    return trained
+
+
+def in_double(inner: Trained) -> Trained:
+    """The same training, its results in fp64."""
+
+    def trained(name: str, model: Model) -> Model:
+        return model.with_parameters({part: value.double() for part, value in inner(name, model).parameters.items()})
 
     return trained
 

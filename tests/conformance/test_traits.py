@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
 from conformance.harness import (
     Outcome,
+    Trained,
     best,
     cards,
     deployed,
     equal_training,
     gap,
     ideal,
+    in_double,
     main_round,
     play,
     play_phases,
@@ -22,7 +27,7 @@ from conformance.harness import (
 )
 from coterie.algorithms import METHODS, Algorithm
 from coterie.errors import ConfigError
-from coterie.protocol import Federation, Layer, Sparse, map_nodes, map_tensors
+from coterie.protocol import Card, Federation, Layer, Sparse, map_nodes, map_tensors
 from coterie.protocol.messages import leaves
 from coterie.wire.codec import encode, size
 
@@ -124,6 +129,71 @@ def test_linear_upload_means_that_only_the_weighted_sum_of_uploads_counts(algori
     moved = deployed(algorithm, one_round(algorithm, tamper=tamper))
     assert plain is not None and moved is not None
     assert holds(algorithm.traits.linear_upload, gap(moved, plain))
+
+
+@pytest.mark.parametrize("algorithm", methods(deploying=True))
+def test_what_is_declared_of_products_holds_to_1e_10_where_all_is_in_fp64(algorithm: Algorithm) -> None:
+    """Methods whose server keeps a pair in fp32 beside what clients send are held to what fp32 resolves."""
+    facts, members = algorithm.traits, cards(RANKS)
+    apart: list[float] = []
+
+    def found(trained: Trained, members: list[Card] = members) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        weights = {card.id: WEIGHTS[card.id] for card in members}
+        outcome = main_round(algorithm, members, in_double(trained), weights=weights)
+        made = deployed(algorithm, outcome)
+        assert made is not None
+        parts = [algorithm.global_model(outcome.state), getattr(outcome.state, "base", None)]
+        dtypes.update(leaf.dtype for _, leaf in leaves(parts) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+        return made, ideal(outcome, weights)
+
+    dtypes: set[torch.dtype] = set()
+    made, target = found(random_training())
+    if facts.exact:
+        apart.append(gap(made, target))
+    if facts.best_rank:
+        apart.append(gap(made, best(target, max(RANKS.values()))))
+    if facts.gauge_invariant:
+        apart.append(gap(found(rotated(in_double(random_training())))[0], made))
+    if facts.one_client:
+        apart.append(gap(*found(random_training(), members[:1])))
+    if facts.equal_clients:
+        apart.append(gap(*found(equal_training())))
+    assert max(apart, default=0.0) <= (1e-10 if dtypes == {torch.float64} else TIGHT)
+
+
+@pytest.mark.parametrize("algorithm", methods(deploying=True))
+def test_a_layer_that_only_some_clients_have_is_what_it_is_without_the_others(algorithm: Algorithm) -> None:
+    """Whether it is the first or the last client that lacks it."""
+    apart = {}
+    for lacking in ("a", "c"):
+        members = [
+            replace(card, layers={"first": card.layers["first"]}) if card.id == lacking else card
+            for card in cards(RANKS)
+        ]
+        holding = [card for card in members if card.id != lacking]
+        shares = {card.id: WEIGHTS[card.id] for card in members}
+        found = [
+            deployed(algorithm, main_round(algorithm, some, random_training(), weights=shares))
+            for some in (members, holding)
+        ]
+        assert found[0] is not None and found[1] is not None and set(found[0]) == {"first", "second"}
+        assert float(found[0]["second"].norm()) > LOOSE
+        apart[lacking] = gap({"second": found[0]["second"]}, {"second": found[1]["second"]})
+    assert max(apart.values()) <= TIGHT
+
+
+@pytest.mark.parametrize("algorithm", methods())
+def test_layers_narrower_than_the_rank_are_met_or_refused_by_name(algorithm: Algorithm) -> None:
+    for narrow in (Layer(7, 1), Layer(1, 7)):
+        members = cards(RANKS, layers={"narrow": narrow, "second": Layer(6, 6)})
+        try:
+            first = play(algorithm, members, random_training())
+        except ConfigError as told:
+            assert "narrow" in str(told)
+            continue
+        second = play(algorithm, members, random_training(1), state=first.state, memories=first.memories, number=2)
+        made = deployed(algorithm, second)
+        assert made is None or all(bool(product.isfinite().all()) for product in made.values())
 
 
 @pytest.mark.parametrize("algorithm", methods())

@@ -204,7 +204,7 @@ def test_a_run_leaves_its_page_and_a_page_that_fails_is_a_note(
 
     monkeypatch.setattr("coterie.report.writing.write_report", fails)
     code, _, err = call(capsys, "run", "small.yaml", "--folder", "q")
-    assert code == 0 and "note: no page of this run (no room); to try again: coterie report q" in err
+    assert code == 0 and "note: no page of it (no room); to try again: coterie report q" in err
     monkeypatch.setattr("coterie.report.drawing.available", lambda: False)
     code, out, err = call(capsys, "run", "small.yaml", "--folder", "s")
     assert code == 0 and "report.html" not in out and "note: no page" not in err

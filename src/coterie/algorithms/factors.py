@@ -81,6 +81,11 @@ def by_layer(uploads: Uploads) -> list[tuple[str, list[tuple[float, LowRank]]]]:
     ]
 
 
+def holders(uploads: Uploads, layer: str) -> Uploads:
+    """Those whose payload, a dict by layer, has this layer and who count, with weights renormalised over them."""
+    return uploads.where(lambda one: one.weight > 0 and layer in one.payload)
+
+
 def check_adapter(payload: Any, card: Card, rank: int | None = None) -> None:
     """Raises ModelError unless the upload is one low-rank term for each of the client's layers, in its own scale.
 
@@ -173,12 +178,19 @@ def stack_weighted(uploads: Uploads) -> Adapter:
 
 
 def completed(adapter: Adapter, key: Key) -> Adapter:
-    """Zero rows of A replaced by orthonormal ones, so that their directions can still learn; products unchanged."""
+    """Zero rows of A replaced by orthonormal ones, so that their directions can still learn; products unchanged.
+
+    In a layer narrower than the rank as many as there is room for; the rest stay zero.
+    """
     made: Adapter = {}
     for name, term in adapter.items():
         alive = int((term.A.abs().amax(dim=-1) > 0).sum())
-        A = lowrank.orthonormal_rows_completed(term.A[:alive], term.rank, key.fold(name))
-        made[name] = replace(term, A=A.to(term.A.dtype))
+        room = max(alive, min(term.rank, term.A.shape[-1]))
+        if alive < room:
+            A = lowrank.orthonormal_rows_completed(term.A[:alive], room, key.fold(name))
+            made[name] = replace(term.truncated(room), A=A.to(term.A.dtype)).padded(term.rank)
+        else:
+            made[name] = term
     return made
 
 
@@ -190,6 +202,18 @@ def require_equal_ranks(federation: Federation, method: str) -> None:
             raise ConfigError(
                 f"{method} needs one rank for all clients, but {first.id} has {first.rank} and {card.id} has "
                 f"{card.rank}; give them one rank, or choose a method with unequal ranks (coterie list)"
+            )
+
+
+def require_equal_layers(federation: Federation, method: str) -> None:
+    """Raises ConfigError naming two clients that adapt different layers."""
+    first = federation.cards[0]
+    for card in federation.cards:
+        if set(card.layers) != set(first.layers):
+            odd = sorted(set(card.layers) ^ set(first.layers))[0]
+            raise ConfigError(
+                f"{method} compares clients layer by layer and needs the same adapted layers for all, but of {first.id} "
+                f"and {card.id} only one has {odd}; give them one base model and one set of target modules"
             )
 
 

@@ -96,8 +96,9 @@ class FedPLoRA(Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         made: Adapter = {}
+        chosen = {u.card.id: selected(state, u.card) for u in uploads}
         for name, term in state.lora.items():
-            held = [(u.weight, selected(state, u.card), u.payload[name]) for u in uploads if name in u.payload]
+            held = [(u.weight, chosen[u.card.id], u.payload[name]) for u in uploads if name in u.payload]
             made[name] = moved_pair(term, held, among_trainers=True)  # module j: over Q_j, who trained it
         return State(made, state.key, server.round)
 

@@ -11,7 +11,8 @@ Deviations: a negative mean cosine counts as zero. The released code gives the l
 rest to the local one, against the paper's text, which is followed; `as_released` turns it round. FedPA-LoRA (its
 Appendix A) describes F as copying the new global adapter in every round: that costs a fine-tuning each time and ends
 at the same local adapter, so only the last copy is made here, and until then a site uses the global adapter alone.
-Unequal ranks are averaged with zero-padding, as in FedIT. The paper has no head: it follows the experiment's policy.
+Unequal ranks are averaged with zero-padding, as in FedIT. The paper has no head: it follows the experiment's policy,
+is trained with the global adapter and rests in the last round, so that nothing is sent then.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class FedDPAF(Algorithm):
 
     def local(self, client: Client, download: Adapter) -> Program:
         if client.phase == "local":
-            fitted = yield Fit(Model(local=download), train=("local.*",))  # a copy of the final global adapter
+            # a copy of the final global adapter; the head, which others use too, stays as it is
+            fitted = yield Fit(Model(local=download), train=("local.*",), head=False)
             yield from self.keep(client, fitted.model["local"])
             return Upload(None)
         fitted = yield Fit(Model(lora=download))

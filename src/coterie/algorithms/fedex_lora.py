@@ -139,8 +139,9 @@ def residual(uploads: Uploads, mean: Adapter, rank: int) -> Adapter:
     """sum p_i B_i A_i - Bbar Abar = sum p_i B_i (A_i - Abar), layer by layer, of rank N r."""
     made: Adapter = {}
     for name, terms in in_one_scale(uploads, rank):
-        factors = [(term.left, term.A) for _, term in terms]
-        right, left = stack_one_sided([(A.mT, B.mT) for B, A in factors], [weight for weight, _ in terms])
-        apart = right.mT.unflatten(0, (len(terms), rank)) - mean[name].A
-        made[name] = replace(mean[name], B=left.mT, A=apart.flatten(0, 1))
+        B, A = mean[name].B, mean[name].A
+        weights = torch.tensor([weight for weight, _ in terms], dtype=B.dtype, device=B.device)
+        left = torch.cat([term.left for _, term in terms], dim=-1) * weights.repeat_interleave(rank)
+        right = torch.stack([term.A for _, term in terms]) - A
+        made[name] = replace(mean[name], B=left.to(B.dtype), A=right.flatten(0, 1).to(A.dtype))
     return made

@@ -32,6 +32,7 @@ from coterie.algorithms.factors import (
     cut_for,
     initial_factors,
     initial_routers,
+    require_equal_layers,
     require_equal_ranks,
 )
 from coterie.errors import ConfigError, ModelError
@@ -128,6 +129,7 @@ class FedLEASE(Algorithm):
 
     def start(self, federation: Federation, server: Server) -> State:
         require_equal_ranks(federation, "FedLEASE")
+        require_equal_layers(federation, "FedLEASE")
         return State(server.key("init"), {}, {}, {}, {}, 0.0)
 
     def send(self, state: State, card: Card) -> WarmUp | Download:

@@ -14,7 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import check_factor, initial_factors, require_common_scale, require_equal_ranks
+from coterie.algorithms.factors import (
+    check_factor,
+    initial_adapter,
+    initial_factors,
+    require_common_scale,
+    require_equal_ranks,
+)
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
@@ -74,7 +80,7 @@ class FFALoRA(Algorithm):
         require_equal_ranks(federation, "FFA-LoRA")
         require_common_scale(federation, "FFA-LoRA")
         key = server.key("init")
-        return State(initial_factors(federation.cards[0], key), key)
+        return State(initial_adapter(federation.layers, federation.rank, federation.cards[0].scale, key), key)
 
     def send(self, state: State, card: Card) -> Download:
         return Download({name: state.lora[name].B for name in card.layers}, Once(state.init_key))

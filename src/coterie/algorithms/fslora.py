@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import check_adapter, drawn_directions, initial_adapter, moved_pair
+from coterie.algorithms.factors import check_adapter, drawn_directions, holders, initial_adapter, moved_pair
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
@@ -83,8 +83,9 @@ class FSLoRA(Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         made: Adapter = {}
+        chosen = {u.card.id: picked(state, u.card) for u in uploads}
         for name, term in state.lora.items():
-            held = [(u.weight, picked(state, u.card), u.payload[name]) for u in uploads if name in u.payload]
+            held = [(u.weight, chosen[u.card.id], u.payload[name]) for u in holders(uploads, name)]
             made[name] = moved_pair(term, held, among_trainers=False)  # B + sum p_i dB_i, A + sum p_i dA_i
         return State(made, state.key, server.round)
 

@@ -17,7 +17,13 @@ from typing import Any, Literal
 from torch import Tensor
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import check_factor, initial_factors, require_common_scale, require_equal_ranks
+from coterie.algorithms.factors import (
+    check_factor,
+    initial_adapter,
+    initial_factors,
+    require_common_scale,
+    require_equal_ranks,
+)
 from coterie.errors import ModelError
 from coterie.maths.keys import Key
 from coterie.protocol import (
@@ -91,7 +97,8 @@ class RoLoRA(Algorithm):
         require_equal_ranks(federation, "RoLoRA")
         require_common_scale(federation, "RoLoRA")
         key = server.key("init")
-        return State(initial_factors(federation.cards[0], key), key, {"B": 0, "A": 0}, {})
+        lora = initial_adapter(federation.layers, federation.rank, federation.cards[0].scale, key)
+        return State(lora, key, {"B": 0, "A": 0}, {})
 
     def send(self, state: State, card: Card) -> Download:
         # Who answered in round t has both factors as they were before t; who never did draws the initial ones.

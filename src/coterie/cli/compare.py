@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.endings import ends_when_told, resumable
+from coterie.cli.report import page_after
 from coterie.errors import ConfigError, CoterieError
 
 WIDTH = 100
@@ -48,7 +49,7 @@ def compare(
 
     Runs that are finished are taken as they are, half-done ones are resumed; methods, seeds and rates can be added
     later. What is to be chosen is chosen for each method on clients' validation shares, never on a test. Writes
-    comparison.json, comparison.md and timing.json.
+    comparison.json, comparison.md, timing.json and, with the extra `report`, report.html.
     """
     from coterie.cli.progress import comparison_watcher
     from coterie.experiments.compare import compare as play
@@ -87,5 +88,6 @@ def compare(
     console.print(outcome.comparison["sentence"], highlight=False, markup=False)
     console.print(times(outcome.timing, outcome.comparison), highlight=False, markup=False)
     print(f"{place}/comparison.md, comparison.json, timing.json; one folder a run beside them")
+    page_after(place)
     if outcome.failed:
         raise CoterieError("; ".join(f"{name} failed: {reason}" for name, reason in outcome.failed.items()))

@@ -34,9 +34,9 @@ def report(
 
 
 def page_after(folder: Path) -> None:
-    """Writes the page of a run that has just ended, where matplotlib is there; that it cannot be is a note, no failure.
+    """Writes the page of a run or comparison that has just ended, where matplotlib is there.
 
-    A worker of a comparison writes none: the comparison's own page shows all of its runs.
+    That it cannot be written is a note, no failure. A worker of a comparison writes none: the comparison's own page shows all of its runs.
     """
     from coterie.report.drawing import available
 
@@ -49,6 +49,6 @@ def page_after(folder: Path) -> None:
         page, _ = write_report([folder])
     except Exception as error:  # the run itself is done, and what it left must not be called into question
         reason = " ".join(str(error).split())
-        print(f"coterie: note: no page of this run ({reason}); to try again: coterie report {folder}", file=sys.stderr)
+        print(f"coterie: note: no page of it ({reason}); to try again: coterie report {folder}", file=sys.stderr)
     else:
         print(f"{page}: what came out, as a page")

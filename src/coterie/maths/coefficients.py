@@ -50,8 +50,7 @@ def product_coefficients(
     if len(factors) != len(weights) or sweeps < 0:
         raise ValueError(f"{len(factors)} pairs of factors, {len(weights)} weights, {sweeps} sweeps do not go together")
     B, A = torch.stack([b for b, _ in factors]).to(dtype), torch.stack([a for _, a in factors]).to(dtype)
-    grams_B = torch.einsum("umr,vms->uvrs", B, B)  # B_u^T B_v
-    grams_A = torch.einsum("urn,vsn->uvrs", A, A)  # A_u A_v^T
+    grams_B, grams_A = _grams(B.mT), _grams(A)  # B_u^T B_v and A_u A_v^T
     p = torch.tensor(weights, dtype=dtype, device=B.device)
     P = Q = p
     for _ in range(sweeps):
@@ -60,14 +59,22 @@ def product_coefficients(
     return P, Q
 
 
+def _grams(X: Tensor) -> Tensor:
+    """X_u X_v^T of all pairs of X (N, r, k), from one product: (N, N, r^2)."""
+    N, r, _ = X.shape
+    flat = X.flatten(0, 1)
+    return (flat @ flat.mT).view(N, r, N, r).transpose(1, 2).reshape(N, N, r * r)
+
+
 def _solved(own: Tensor, other: Tensor, p: Tensor, grams: Tensor, fixed: Tensor) -> Tensor:
     """The least-squares coefficients of the factors with these Gram matrices, beside the other, fixed ones.
 
     A ridge holds them near `own`, where they are, so that the error cannot rise.
     <B_u A_v, B_w A_x> = sum_rs (B_u^T B_w)_rs (A_v A_x^T)_rs.
     """
-    G = torch.einsum("uwrs,rs->uw", grams, torch.einsum("v,x,vxrs->rs", other, other, fixed))
-    h = torch.einsum("w,uwrs,wrs->u", p, grams, torch.einsum("v,vwrs->wrs", other, fixed))
+    beside = (other @ fixed.flatten(1)).view(len(p), -1)  # sum_v other_v A_v A_w^T for each w
+    G = grams @ (other @ beside)
+    h = grams.flatten(1) @ (p[:, None] * beside).flatten()
     ridge = (RIDGE * G.diagonal().mean()).clamp(min=torch.finfo(G.dtype).tiny)
     moved: Tensor = torch.linalg.solve(G + ridge * torch.eye(len(p), dtype=G.dtype, device=G.device), h - G @ own)
     return own + moved

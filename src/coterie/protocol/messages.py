@@ -205,8 +205,20 @@ class Uploads:
         return ((entry.card, entry.payload, entry.weight) for entry in self.entries)
 
     def mean(self, pick: Callable[[Any], Any] = lambda payload: payload) -> Any:
-        """The weighted mean of a tensor, or of a dict of tensors of equal keys; summed in fp64, cast back."""
-        return weighted_sum([(entry.weight, pick(entry.payload)) for entry in self.entries])
+        """The weighted mean of a tensor, or of dicts of tensors key by key; summed in fp64, cast back.
+
+        A key that only some have, as layers may be, is averaged over those, with weights renormalised over them.
+        """
+        values = [(entry.weight, pick(entry.payload)) for entry in self.entries]
+        if not isinstance(values[0][1], Mapping):
+            return weighted_sum(values)
+        made = {}
+        for key in dict.fromkeys(key for _, value in values for key in value):
+            held = [(weight, value[key]) for weight, value in values if key in value]
+            total = sum(weight for weight, _ in held) if len(held) < len(values) else 1.0
+            if total > 0:
+                made[key] = weighted_sum([(weight / total, one) for weight, one in held])
+        return made
 
     def where(self, test: Callable[[Uploaded], bool]) -> Uploads:
         """Those that pass the test, with renormalised weights."""

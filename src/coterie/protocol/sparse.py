@@ -52,7 +52,9 @@ class Sparse:
     def dense(self) -> Tensor:
         """The whole tensor, in the dtype of the values."""
         made = torch.zeros(self.shape, dtype=self.values.dtype)
-        made[self.mask] = self.values
+        if self.places.dtype == torch.uint8:
+            return made.masked_scatter_(self.mask, self.values)
+        made.view(-1)[self.places.long()] = self.values
         return made
 
     def check(self, where: str) -> None:
