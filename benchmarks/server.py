@@ -7,6 +7,7 @@ Both start from the same float32 factors, return float32 factors, and do their l
 dtype (--dtype) on one thread. The run fails if the two products differ by more than rounding.
 
     python benchmarks/server.py --json server.json
+    python benchmarks/server.py --all --json server-all.json    every method's server half instead: see server_all.py
 """
 
 from __future__ import annotations
@@ -163,14 +164,35 @@ def text(result: Result) -> str:
     )
 
 
+def every_method(methods: list[str] | None, layers: int, path: Path | None) -> int:
+    """`--all`; 1 where SeFoRA is not twenty times as fast as dense FlexLoRA."""
+    import server_all
+    from standin import machine, versions
+
+    from coterie.algorithms import METHODS
+
+    rate, rows, beside = server_all.run(methods or sorted(METHODS), layers)
+    if path:
+        told = {"benchmark": "server, all methods", "layers": layers, "clients": server_all.CLIENTS}
+        told |= {"rank": server_all.RANK, "limit": server_all.LIMIT, "machine": machine(), "versions": versions()}
+        told |= {"rates": asdict(rate), "rows": [asdict(row) for row in rows], **beside}
+        path.write_text(json.dumps(told, indent=2) + "\n")
+    return int(beside.get("sefora_speedup", 20.0) < 20)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--quick", action="store_true", help="the 1024 case only (the other takes minutes)")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float64", help="of both contenders")
+    parser.add_argument("--all", action="store_true", help="the server half of every registered method")
+    parser.add_argument("--methods", nargs="*", help="with --all: these alone")
+    parser.add_argument("--layers", type=int, default=48, help="with --all: how many layers of 1024 x 1024")
     options = parser.parse_args()
 
     torch.set_num_threads(1)
+    if options.all:
+        return every_method(options.methods, options.layers, options.json)
     dtype: torch.dtype = getattr(torch, options.dtype)
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     print(f"one thread, linear algebra of both in {options.dtype}, {platform.machine()}, {versions}")

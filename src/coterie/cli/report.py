@@ -36,7 +36,8 @@ def report(
 def page_after(folder: Path) -> None:
     """Writes the page of a run or comparison that has just ended, where matplotlib is there.
 
-    That it cannot be written is a note, no failure. A worker of a comparison writes none: the comparison's own page shows all of its runs.
+    That it cannot be written is a note, no failure. A worker of a comparison writes none: the comparison's own page
+    shows all of its runs.
     """
     from coterie.report.drawing import available
 
