@@ -238,5 +238,9 @@ def test_what_cannot_be_used_is_refused_with_the_client_s_name() -> None:
         FedLEASE().check(replace(good, router={n: r[:, :-1] for n, r in good.router.items()}), card)
     with pytest.raises(ModelError, match="client a: one term for each"):
         FedLEASE().check({"first": LowRank(torch.zeros(7, 2), torch.zeros(2, 5), 2.0)}, card)
+    members = cards(FOUR)
+    members[1] = replace(members[1], layers={"first": LAYERS["first"]})
+    with pytest.raises(ConfigError, match=r"FedLEASE compares clients layer by layer.* of a and b only one has second"):
+        play(FedLEASE(), members, alike)
     with pytest.raises(ConfigError, match="for a single cluster set experts to 1"):
         FedLEASE(max_experts=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,6 +116,16 @@ def test_a_server_optimiser_or_a_proximal_term_may_stand_around_it() -> None:
     held = play_run(world(Proximal(FedSALoRA(), 1.0), ranks=EQUAL))[-1]
     free = play_run(world(FedSALoRA(), ranks=EQUAL))[-1]
     assert all(not torch.equal(t.A, free.progress.state.lora[n].A) for n, t in held.progress.state.lora.items())
+
+
+def test_a_layer_that_the_first_client_lacks_is_averaged_over_the_others() -> None:
+    members = cards({"a": 2, "b": 2, "c": 2})
+    members[0] = replace(members[0], layers={"first": LAYERS["first"]})
+    outcome = play(FedSALoRA(), members, random_training(), weights={"a": 0.5, "b": 0.3, "c": 0.2})
+    sent = outcome.payloads
+    expected = 0.6 * sent["b"]["second"].double() + 0.4 * sent["c"]["second"].double()
+    assert torch.allclose(outcome.state.lora["second"].A.double(), expected, atol=1e-6)
+    assert set(FedSALoRA().send(outcome.state, members[0])) == {"first"}
 
 
 def test_unequal_ranks_and_wrong_factors_are_refused() -> None:

@@ -53,6 +53,14 @@ def test_directions_that_nobody_used_stay_able_to_learn() -> None:
     assert torch.equal(filled.product(), made["w"].product())
 
 
+def test_in_a_layer_narrower_than_the_rank_as_many_rows_are_completed_as_there_is_room_for() -> None:
+    narrow = {"w": term([[2, 0, 0], [0, 0, 0], [1, 0, 0]], [[0.6, 0.8], [0, 0], [0, 0]])}
+    filled = completed(narrow, root_key(0))["w"]
+    wanted = torch.diag(torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
+    assert torch.allclose(filled.A @ filled.A.mT, wanted, atol=1e-12)
+    assert torch.equal(filled.B, narrow["w"].B) and torch.equal(filled.product(), narrow["w"].product())
+
+
 def test_before_the_first_round_the_product_is_zero() -> None:
     state = FlexLoRA().start(Federation((card("1", 1), card("2", 2)), 1), server(0))
     assert state.lora["w"].rank == 2 and float(state.lora["w"].product().norm()) == 0.0

@@ -97,6 +97,18 @@ def test_a_head_moves_to_the_mean_of_its_trainers_and_stays_where_there_are_none
     assert len({j for heads in picks.values() for j in heads}) < 4
 
 
+def test_bases_are_one_for_all_clients_and_rounds_to_the_bit_and_training_leaves_them_alone() -> None:
+    method, members = Ravan(), cards({"a": 8, "b": 8}, layers=WIDE)
+    first = play(method, members, random_training())
+    second = play(method, members, random_training(1), state=first.state, number=2)
+    for name in WIDE:
+        drawn = method.global_model(first.state)["core"][name]
+        for outcome in (first, second):
+            for who in "ab":
+                term = outcome.fitted[who]["core"][name]
+                assert torch.equal(term.U, drawn.U) and torch.equal(term.V, drawn.V)
+
+
 def test_heads_of_the_largest_norm_train_and_in_the_first_round_any() -> None:
     method, members = Ravan(), cards(dict.fromkeys("abcdefgh", 2), layers=WIDE)
     first = play(method, members, random_training())

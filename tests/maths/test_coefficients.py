@@ -63,6 +63,19 @@ def test_one_client_is_exact_and_equal_clients_are_too() -> None:
     assert error([one] * 3, [0.5, 0.3, 0.2], 20) < 1e-8
 
 
+@pytest.mark.parametrize("apart", [1e-3, 1e-4])
+def test_of_clients_that_nearly_coincide_last_bits_move_the_coefficients_by_an_ulp_over_their_distance(
+    apart: float,
+) -> None:
+    """In terms of the clients themselves it is an ulp over the square: 1e-9 to 1e-8 here, which rounds then amplify."""
+    own = [pair(i, 12, 3, 10) for i in range(4)]
+    factors = [(own[0][0] + apart * B, own[0][1] + apart * A) for B, A in own]
+    nudged = [(torch.nextafter(B, 2 * B), torch.nextafter(A, 2 * A)) for B, A in factors]
+    first, second = (product_coefficients(one, [0.4, 0.3, 0.2, 0.1], 20) for one in (factors, nudged))
+    for one, other in zip(first, second, strict=True):
+        assert float((one - other).abs().max()) < 100 * 2.2e-16 / apart
+
+
 def test_no_sweep_at_all_leaves_the_weights() -> None:
     P, Q = product_coefficients(T1, P1, 0)
     assert P.tolist() == Q.tolist() == P1

@@ -8,8 +8,8 @@ from algorithms.fixtures import card, t1, t2, uploads
 
 from coterie.engines.traffic import Traffic, joined, separated, unwrapped
 from coterie.maths.keys import Key
-from coterie.protocol import Card, Once, Uploads, copied, map_tensors, message
-from coterie.protocol.messages import Uploaded, leaves
+from coterie.protocol import Card, Once, Uploads, copied, map_tensors, message, messages
+from coterie.protocol.messages import Uploaded, leaves, weighted_sum
 from coterie.wire.ledger import Ledger
 
 
@@ -70,6 +70,29 @@ def test_the_mean_is_weighted_summed_in_fp64_and_cast_back() -> None:
     big = [Uploaded(card(str(i), 1), torch.tensor([1e8 + i]), 1.0) for i in range(4)]
     mean = Uploads(big).mean()
     assert mean.dtype == torch.float32 and float(mean) == float(torch.tensor(1e8 + 1.5, dtype=torch.float64).float())
+
+
+def test_a_weighted_sum_is_the_same_in_however_many_blocks_and_in_the_dtype_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = [(0.1 * i, torch.randn(5, 3, generator=torch.Generator().manual_seed(i))) for i in range(7)]
+    plain = sum(weight * value.double() for weight, value in values)
+    for block in (1, 30, 2**18):
+        monkeypatch.setattr(messages, "BLOCK", block)
+        torch.testing.assert_close(weighted_sum(values, torch.float64), plain, atol=1e-15, rtol=1e-15)
+        assert torch.equal(weighted_sum(values), plain.float())
+
+
+def test_a_key_that_only_some_have_is_averaged_over_those_and_none_is_lost_because_the_first_lacks_it() -> None:
+    sent = {"a": {"x": 1.0}, "b": {"x": 2.0, "y": 10.0}, "c": {"x": 3.0, "y": 20.0, "z": 5.0}}
+    weights = {"a": 0.5, "b": 0.3, "c": 0.2}
+    found = Uploads(
+        [Uploaded(card(name, 1), {k: torch.tensor(v) for k, v in sent[name].items()}, weights[name]) for name in sent]
+    ).mean()
+    assert {key: float(value) for key, value in found.items()} == pytest.approx({"x": 1.7, "y": 14.0, "z": 5.0})
+    one = torch.ones(1)
+    alone = Uploads([Uploaded(card("a", 1), {"x": one}, 1.0), Uploaded(card("b", 1), {"x": one, "y": one}, 0.0)]).mean()
+    assert set(alone) == {"x"}
 
 
 def test_a_subset_is_renormalised() -> None:

@@ -31,7 +31,8 @@ from coterie.algorithms.lora_fair import LoRAFAIR, LoRAFAIRClosed
 from coterie.algorithms.proximal import Proximal
 from coterie.algorithms.ravan import Ravan
 from coterie.algorithms.rolora import RoLoRA
-from coterie.algorithms.sefora import SeFoRA, SeFoRAHo
+from coterie.algorithms.sefora import SeFoRA
+from coterie.algorithms.sefora_ho import SeFoRAHo
 from coterie.algorithms.sefora_plus import SeFoRAPlus
 from coterie.algorithms.server_optimised import ServerOptimised
 from coterie.algorithms.sketch_pa import SketchPA

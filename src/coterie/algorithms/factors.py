@@ -10,10 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from coterie.algorithms.base import BYTES
 from coterie.errors import ConfigError, ModelError
 from coterie.maths import lowrank
 from coterie.maths.keys import Key
-from coterie.protocol import Adapter, Card, Federation, Layer, LowRank, Uploads, weighted_sum
+from coterie.protocol import Adapter, Card, Client, Federation, Layer, LowRank, Uploads, weighted_sum
 
 
 def initial_adapter(layers: Mapping[str, Layer], rank: int, scale: float, key: Key) -> Adapter:
@@ -54,6 +55,27 @@ def initial_routers(layers: Mapping[str, Layer], outputs: int, key: Key) -> dict
 def initial_factors(card: Card, key: Key) -> Adapter:
     """`initial_adapter` in this client's layers, rank and scale."""
     return initial_adapter(card.layers, card.rank, card.scale, key)
+
+
+def initial_pair(federation: Federation, key: Key) -> Adapter:
+    """`initial_adapter` of all layers at the largest rank of any client, in the first client's scale."""
+    return initial_adapter(federation.layers, federation.rank, federation.cards[0].scale, key)
+
+
+def kept_factors(client: Client, init_key: Key) -> Adapter:
+    """What the client keeps as its `factors`; before its first round those that it draws."""
+    own: Adapter | None = client.memory.get("factors")
+    return initial_factors(client.card, init_key) if own is None else own
+
+
+def rank_of(adapter: Adapter) -> int:
+    """The largest rank of any layer."""
+    return max(term.rank for term in adapter.values())
+
+
+def pair_bytes(layer: Layer, rank: int) -> int:
+    """Bytes of a pair B (m, rank), A (rank, n) on the wire."""
+    return rank * (layer.d_out + layer.d_in) * BYTES
 
 
 def cut_for(adapter: Adapter, card: Card, rank: int | None = None) -> Adapter:
@@ -212,8 +234,8 @@ def require_equal_layers(federation: Federation, method: str) -> None:
         if set(card.layers) != set(first.layers):
             odd = sorted(set(card.layers) ^ set(first.layers))[0]
             raise ConfigError(
-                f"{method} compares clients layer by layer and needs the same adapted layers for all, but of {first.id} "
-                f"and {card.id} only one has {odd}; give them one base model and one set of target modules"
+                f"{method} compares clients layer by layer and needs the same adapted layers for all, but of "
+                f"{first.id} and {card.id} only one has {odd}; give them one base model and one set of target modules"
             )
 
 
@@ -230,7 +252,7 @@ def require_common_scale(federation: Federation, method: str) -> None:
 
 def drawn_directions(adapter: Adapter, card: Card, key: Key) -> list[int]:
     """As many of the pair's directions as the client's rank allows, drawn without replacement, ascending."""
-    rank = max(term.rank for term in adapter.values())
+    rank = rank_of(adapter)
     return key.fold(card.id).choice(rank, min(card.rank, rank))
 
 

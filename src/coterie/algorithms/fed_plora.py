@@ -17,8 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import check_adapter, cut_for, drawn_directions, initial_adapter, moved_pair
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import (
+    check_adapter,
+    cut_for,
+    drawn_directions,
+    initial_adapter,
+    moved_pair,
+    pair_bytes,
+    rank_of,
+)
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
@@ -86,7 +94,7 @@ class FedPLoRA(Algorithm):
         return State(lora, server.key("modules"), 0)
 
     def send(self, state: State, card: Card) -> Download:
-        rank = max(term.rank for term in state.lora.values())
+        rank = rank_of(state.lora)
         return Download(cut_for(state.lora, card, rank), selected(state, card))
 
     def local(self, client: Client, download: Download) -> Program:
@@ -112,10 +120,10 @@ class FedPLoRA(Algorithm):
         return Model(lora=state.lora)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return min(card.rank, self.rank or card.rank) * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, min(card.rank, self.rank or card.rank))
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return (self.rank or card.rank) * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, self.rank or card.rank)
 
 
 def selected(state: State, card: Card) -> list[int]:
@@ -125,7 +133,7 @@ def selected(state: State, card: Card) -> list[int]:
 
 def apart(lora: Adapter, chosen: list[int]) -> tuple[Adapter, Adapter]:
     """The chosen modules, and the others; nothing where all are chosen."""
-    rank = max(term.rank for term in lora.values())
+    rank = rank_of(lora)
     rest = [j for j in range(rank) if j not in chosen]
     folded = {name: term.directions(rest) for name, term in lora.items()} if rest else {}
     return {name: term.directions(chosen) for name, term in lora.items()}, folded

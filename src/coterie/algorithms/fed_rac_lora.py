@@ -107,7 +107,9 @@ class FedRACLoRA(Algorithm):
         due = uploads.where(lambda one: fits(one.payload, one.card, side))  # all of them, unless one is out of order
         if not len(due):
             return state
-        merged = self.link(due.mean(), next(iter(due)).card, state.key, server.round)
+        layers = {name: layer for one in due for name, layer in one.card.layers.items()}
+        whole = replace(next(iter(due)).card, layers=layers)
+        merged = self.link(due.mean(), whole, state.key, server.round)
         return replace(state, base=state.base.add(merged))  # W + s B_S mean(A_i), or W + s mean(B_i) A_S
 
     def link(self, factors: dict[str, Tensor], card: Card, key: Key, number: int) -> SeededPatch:

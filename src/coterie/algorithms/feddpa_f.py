@@ -23,8 +23,8 @@ from typing import Any
 
 from torch import Tensor
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_adapter
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_pair, pair_bytes, rank_of
 from coterie.protocol import (
     Adapter,
     Card,
@@ -88,8 +88,7 @@ class FedDPAF(Algorithm):
         return [Phase("main", rounds), Phase("local", 1, clients="all")]
 
     def start(self, federation: Federation, server: Server) -> State:
-        scale = federation.cards[0].scale
-        return State(initial_adapter(federation.layers, federation.rank, scale, server.key("init")))
+        return State(initial_pair(federation, server.key("init")))
 
     def send(self, state: State, card: Card) -> Adapter:
         return cut_for(state.lora, card)
@@ -113,7 +112,7 @@ class FedDPAF(Algorithm):
         sent = uploads.where(lambda one: one.payload is not None)
         if not len(sent):
             return state
-        rank = max(term.rank for term in state.lora.values())
+        rank = rank_of(state.lora)
         return replace(state, lora=state.lora | average_factors(sent, rank))
 
     def check(self, payload: Any, card: Card) -> None:
@@ -135,7 +134,7 @@ class FedDPAF(Algorithm):
         return Model(lora=state.lora)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)

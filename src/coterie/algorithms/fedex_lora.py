@@ -16,13 +16,15 @@ from typing import Any
 
 import torch
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.base import Algorithm, Program
 from coterie.algorithms.factors import (
     average_factors,
     check_adapter,
     cut_for,
     in_one_scale,
-    initial_adapter,
+    initial_pair,
+    pair_bytes,
+    rank_of,
     require_equal_ranks,
 )
 from coterie.maths.lowrank import truncate
@@ -73,8 +75,7 @@ class FedExLoRA(Algorithm):
 
     def start(self, federation: Federation, server: Server) -> State:
         require_equal_ranks(federation, self.traits.title)
-        scale = federation.cards[0].scale
-        return State(initial_adapter(federation.layers, federation.rank, scale, server.key("init")))
+        return State(initial_pair(federation, server.key("init")))
 
     def send(self, state: State, card: Card) -> Adapter:
         return cut_for(state.lora, card)  # the engine brings the base up to date
@@ -84,7 +85,7 @@ class FedExLoRA(Algorithm):
         return Upload(fitted.model["lora"])
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        rank = max(term.rank for term in state.lora.values())
+        rank = rank_of(state.lora)
         mean = average_factors(uploads, rank)  # Bbar, Abar
         lost = {name: self.sent(term, rank) for name, term in residual(uploads, mean, rank).items()}
         return State(state.lora | mean, state.base.add(lost))  # W <- W + s (sum p_i B_i A_i - Bbar Abar)
@@ -103,10 +104,10 @@ class FedExLoRA(Algorithm):
         return Model(lora=state.lora)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.clustered import clustered_by_B, mean_of_members, members, nearest_cluster
 from coterie.algorithms.factors import (
     average_factors,
     check_adapter,
@@ -36,7 +38,6 @@ from coterie.algorithms.factors import (
     require_equal_ranks,
 )
 from coterie.errors import ConfigError, ModelError
-from coterie.maths.clusters import average_linkage, best_partition, cosine_distances
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
@@ -156,24 +157,22 @@ class FedLEASE(Algorithm):
         if not state.models:
             return self._clustered(state, fresh, server.key("router")) if fresh else state
         models, routers = dict(state.models), dict(state.routers)
-        for cluster in state.models:
-            members = [one for one in uploads if _trained_for(state, cluster, one)]
-            if sum(one.weight for one in members) > 0:  # without members in this round a cluster stays as it is
-                models[cluster] = _mean([replace(one, payload=one.payload.expert) for one in members])
-                routers[cluster] = Uploads(members).mean(lambda payload: payload.router)
-        joined = {one.card.id: _nearest(state.firsts, one.payload) for one in fresh}
+        for cluster, expert in state.models.items():
+            there = members(uploads, partial(_trained_for, state, cluster))
+            models[cluster] = mean_of_members(expert, there, lambda sent: sent.expert)
+            routers[cluster] = there.mean(lambda sent: sent.router) if len(there) else routers[cluster]
+        joined = {one.card.id: nearest_cluster(state.firsts, one.payload) for one in fresh}
         return replace(state, models=models, routers=routers, clusters=state.clusters | joined)
 
     def _clustered(self, state: State, fresh: list[Uploaded], key: Key) -> State:
         """The clusters of the warm-up, the uniform mean of each one's factors, and routers at their start."""
-        distances = cosine_distances([[one.payload[name].B for name in sorted(one.payload)] for one in fresh])
-        if self.experts is None:
-            labels, score = best_partition(distances, self.max_experts)
-        else:
-            labels, score = average_linkage(distances)[min(self.experts, len(fresh)) - 1], 0.0
-        clusters = {one.card.id: str(label) for one, label in zip(fresh, labels, strict=True)}
+        sent = {one.card.id: one.payload for one in fresh}
+        clusters, score = clustered_by_B(sent, self.max_experts, self.experts)
         models = {
-            cluster: _mean([replace(one, weight=1.0) for one in fresh if clusters[one.card.id] == cluster])
+            cluster: average_factors(
+                Uploads([replace(one, weight=1.0) for one in fresh if clusters[one.card.id] == cluster]),
+                fresh[0].card.rank,
+            )
             for cluster in dict.fromkeys(clusters.values())
         }
         firsts = {cluster: {name: term.B for name, term in expert.items()} for cluster, expert in models.items()}
@@ -247,15 +246,3 @@ def _trained_for(state: State, cluster: str, one: Uploaded) -> bool:
     if not isinstance(one.payload, Trained) or state.clusters.get(one.card.id) != cluster:
         return False
     return all(router.shape == state.routers[cluster][name].shape for name, router in one.payload.router.items())
-
-
-def _mean(members: list[Uploaded]) -> Adapter:
-    """The weighted mean of B and of A."""
-    return average_factors(Uploads(members), members[0].card.rank)
-
-
-def _nearest(firsts: Mapping[str, Mapping[str, Tensor]], adapter: Adapter) -> str:
-    """The cluster whose first B is nearest; the first one among equals."""
-    names = sorted(adapter)
-    items = [[adapter[name].B for name in names], *([first[name] for name in names] for first in firsts.values())]
-    return list(firsts)[int(cosine_distances(items)[0, 1:].argmin())]

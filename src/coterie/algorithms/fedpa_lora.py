@@ -17,13 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.base import Algorithm, Program
 from coterie.algorithms.factors import (
     best_rank,
     check_adapter,
     cut_for,
     initial_adapter,
-    initial_factors,
+    kept_factors,
+    pair_bytes,
     require_common_scale,
 )
 from coterie.maths.gram import distance
@@ -140,16 +141,15 @@ class FedPALoRA(Algorithm):
         return joint_terms(state.reference, federation, seen, self.lam)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.down_rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.down_rank)
 
 
 def own_factors(client: Client, download: Download) -> Adapter:
     """What the client kept of its last round; before its first one the initial pair, cut to its rank (lines 3-5, 8)."""
-    own: Adapter | None = client.memory.get("factors")
-    return initial_factors(client.card, download.init_key) if own is None else own
+    return kept_factors(client, download.init_key)
 
 
 def joint_terms(

@@ -16,8 +16,16 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_adapter, require_equal_ranks
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import (
+    average_factors,
+    check_adapter,
+    cut_for,
+    initial_pair,
+    pair_bytes,
+    rank_of,
+    require_equal_ranks,
+)
 from coterie.maths.rotation import partial, procrustes
 from coterie.protocol import (
     Adapter,
@@ -69,8 +77,7 @@ class FedRotLoRA(Algorithm):
 
     def start(self, federation: Federation, server: Server) -> State:
         require_equal_ranks(federation, self.traits.title)
-        scale = federation.cards[0].scale
-        return State(initial_adapter(federation.layers, federation.rank, scale, server.key("init")))
+        return State(initial_pair(federation, server.key("init")))
 
     def send(self, state: State, card: Card) -> Adapter:
         return cut_for(state.lora, card)
@@ -99,7 +106,7 @@ class FedRotLoRA(Algorithm):
         return procrustes(own, reference)
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        rank = max(term.rank for term in state.lora.values())
+        rank = rank_of(state.lora)
         return replace(state, lora=state.lora | average_factors(uploads, rank))
 
     def check(self, payload: Any, card: Card) -> None:
@@ -112,10 +119,10 @@ class FedRotLoRA(Algorithm):
         return Model(lora=state.lora)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
 
 @dataclass(frozen=True)

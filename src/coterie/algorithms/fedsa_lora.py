@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import check_factor, initial_adapter, require_equal_ranks
+from coterie.algorithms.factors import check_factor, initial_pair, require_equal_ranks
 from coterie.protocol import (
     Adapter,
     Card,
@@ -61,8 +61,7 @@ class FedSALoRA(Algorithm):
 
     def start(self, federation: Federation, server: Server) -> State:
         require_equal_ranks(federation, "FedSA-LoRA")
-        scale = federation.cards[0].scale
-        return State(initial_adapter(federation.layers, federation.rank, scale, server.key("init")))
+        return State(initial_pair(federation, server.key("init")))
 
     def send(self, state: State, card: Card) -> dict[str, Tensor]:
         return {name: state.lora[name].A for name in card.layers}

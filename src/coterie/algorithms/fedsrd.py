@@ -25,7 +25,13 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import check_factor, initial_factors, require_common_scale, require_equal_ranks
+from coterie.algorithms.factors import (
+    check_factor,
+    initial_adapter,
+    kept_factors,
+    require_common_scale,
+    require_equal_ranks,
+)
 from coterie.algorithms.rolora import Factor, factor_of
 from coterie.errors import ModelError
 from coterie.maths.keys import Key
@@ -130,7 +136,8 @@ class FedSRD(Algorithm):
         require_equal_ranks(federation, self.traits.title)
         require_common_scale(federation, self.traits.title)
         key = server.key("init")
-        return State(initial_factors(federation.cards[0], key), key, "", {}, {"B": 0, "A": 0}, {})
+        lora = initial_adapter(federation.layers, federation.rank, federation.cards[0].scale, key)
+        return State(lora, key, "", {}, {"B": 0, "A": 0}, {})
 
     def send(self, state: State, card: Card) -> Download:
         since = state.answered.get(card.id, 1)  # who answered in round t has both factors as they were before t
@@ -233,8 +240,7 @@ class FedSRDe(FedSRD):
 
 def current_pair(client: Client, download: Download) -> Adapter:
     """The global pair: what the client had in its last round, or drew, brought up to date by what it was sent."""
-    held: Adapter | None = client.memory.get("factors")
-    pair = initial_factors(client.card, download.init_key) if held is None else held
+    pair = kept_factors(client, download.init_key)
     for factor, deltas in download.deltas.items():
         pair = pair | {name: added(pair[name], factor, delta) for name, delta in deltas.items()}
     for factor, values in download.factors.items():

@@ -16,8 +16,8 @@ from torch import Tensor
 from coterie.algorithms.base import BYTES, Algorithm, Program
 from coterie.algorithms.factors import (
     check_factor,
-    initial_adapter,
     initial_factors,
+    initial_pair,
     require_common_scale,
     require_equal_ranks,
 )
@@ -80,7 +80,7 @@ class FFALoRA(Algorithm):
         require_equal_ranks(federation, "FFA-LoRA")
         require_common_scale(federation, "FFA-LoRA")
         key = server.key("init")
-        return State(initial_adapter(federation.layers, federation.rank, federation.cards[0].scale, key), key)
+        return State(initial_pair(federation, key), key)
 
     def send(self, state: State, card: Card) -> Download:
         return Download({name: state.lora[name].B for name in card.layers}, Once(state.init_key))

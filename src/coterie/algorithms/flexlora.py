@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import best_rank, check_adapter, completed, cut_for, initial_adapter
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import best_rank, check_adapter, completed, cut_for, initial_pair, pair_bytes, rank_of
 from coterie.protocol import (
     Adapter,
     Card,
@@ -55,8 +55,7 @@ class FlexLoRA(Algorithm):
     )
 
     def start(self, federation: Federation, server: Server) -> State:
-        scale = federation.cards[0].scale
-        return State(initial_adapter(federation.layers, federation.rank, scale, server.key("init")))
+        return State(initial_pair(federation, server.key("init")))
 
     def send(self, state: State, card: Card) -> Adapter:
         return cut_for(state.lora, card)  # B = U_r S_r / s_i, A = V_r^T
@@ -66,7 +65,7 @@ class FlexLoRA(Algorithm):
         return Upload(fitted.model["lora"])
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        rank = max(term.rank for term in state.lora.values())
+        rank = rank_of(state.lora)
         best = best_rank(uploads, rank, method="exact")
         return replace(state, lora=state.lora | completed(best, server.key("completion")))
 
@@ -80,7 +79,7 @@ class FlexLoRA(Algorithm):
         return Model(lora=state.lora)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)

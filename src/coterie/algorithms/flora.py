@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import check_adapter, initial_factors, stack_weighted
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import check_adapter, initial_factors, pair_bytes, stack_weighted
 from coterie.protocol import (
     BaseLog,
     Card,
@@ -82,7 +82,7 @@ class FLoRA(Algorithm):
         return Model()
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return 0  # beside the base: the stack's sum r_j (m + n)

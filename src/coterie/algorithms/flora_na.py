@@ -13,8 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import check_adapter, cut_for, in_one_scale, initial_adapter, require_equal_ranks
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import (
+    check_adapter,
+    cut_for,
+    in_one_scale,
+    initial_pair,
+    pair_bytes,
+    rank_of,
+    require_equal_ranks,
+)
 from coterie.maths.coefficients import product_coefficients
 from coterie.protocol import (
     Adapter,
@@ -68,8 +76,7 @@ class FLoRANA(Algorithm):
 
     def start(self, federation: Federation, server: Server) -> State:
         require_equal_ranks(federation, "FLoRA-NA")
-        scale = federation.cards[0].scale
-        return State(initial_adapter(federation.layers, federation.rank, scale, server.key("init")))
+        return State(initial_pair(federation, server.key("init")))
 
     def send(self, state: State, card: Card) -> Adapter:
         return cut_for(state.lora, card)
@@ -79,7 +86,7 @@ class FLoRANA(Algorithm):
         return Upload(fitted.model["lora"])
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        rank = max(term.rank for term in state.lora.values())
+        rank = rank_of(state.lora)
         made: Adapter = {}
         for name, terms in in_one_scale(uploads, rank):
             factors, p = [(term.left, term.A) for _, term in terms], [weight for weight, _ in terms]
@@ -101,7 +108,7 @@ class FLoRANA(Algorithm):
         return Model(lora=state.lora)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import check_adapter, drawn_directions, holders, initial_adapter, moved_pair
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import check_adapter, drawn_directions, holders, initial_adapter, moved_pair, pair_bytes
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
@@ -99,7 +99,7 @@ class FSLoRA(Algorithm):
         return Model(lora=state.lora)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return min(card.rank, self.rank or card.rank) * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, min(card.rank, self.rank or card.rank))
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return self.bytes_up(layer, card)

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_adapter
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_pair, pair_bytes, rank_of
 from coterie.maths.gram import squared_norm
 from coterie.protocol import (
     Adapter,
@@ -90,15 +90,14 @@ class HetLoRA(Algorithm):
             raise ValueError(f"r_min must be 1 at least, not {self.r_min}")
 
     def start(self, federation: Federation, server: Server) -> State:
-        scale = federation.cards[0].scale
-        lora = initial_adapter(federation.layers, federation.rank, scale, server.key("init"))
+        lora = initial_pair(federation, server.key("init"))
         return State(lora, self.r_min or min(card.rank for card in federation.cards), {})
 
     def send(self, state: State, card: Card) -> Download:
         return Download(cut_for(state.lora, card, state.ranks.get(card.id, card.rank)), state.smallest)
 
     def local(self, client: Client, download: Download) -> Program:
-        rank = max(term.rank for term in download.lora.values())
+        rank = rank_of(download.lora)
         kept = math.floor(self.gamma * rank)
         fitted = yield Fit(Model(lora=download.lora), penalties=[TailNorm(kept, self.lam)])
         trained: Adapter = fitted.model["lora"]
@@ -108,12 +107,12 @@ class HetLoRA(Algorithm):
         return Upload(trained)
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        rank = max(term.rank for term in state.lora.values())
+        rank = rank_of(state.lora)
         made: Adapter = {}
         for names in [[name] for name in state.lora] if self.per_layer else [list(state.lora)]:
             held = [replace(u, payload={name: u.payload[name] for name in names if name in u.payload}) for u in uploads]
             made |= average_factors(sparsity_weighted(Uploads(held)), rank)
-        learnt = {card.id: max(term.rank for term in adapter.values()) for card, adapter, _ in uploads.items()}
+        learnt = {card.id: rank_of(adapter) for card, adapter, _ in uploads.items()}
         return State(state.lora | made, state.smallest, state.ranks | learnt)
 
     def check(self, payload: Any, card: Card) -> None:
@@ -132,10 +131,10 @@ class HetLoRA(Algorithm):
         return {"average_rank": sum(ranks) / len(ranks)}
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
 
 def tail(lora: Adapter, start: int) -> float:

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_adapter
+from coterie.algorithms.clustered import mean_of_members, members
+from coterie.algorithms.factors import check_adapter, cut_for, initial_adapter
 from coterie.errors import ModelError
 from coterie.protocol import (
     Adapter,
@@ -123,11 +124,9 @@ class IFCA(Algorithm):
         return nearest([score.loss for score in (yield asked)], self.names)
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        made = {}
-        for name, lora in state.models.items():
-            members = joined(uploads, name)
-            rank = max(term.rank for term in lora.values())
-            made[name] = lora | average_factors(members, rank) if len(members) else lora
+        made = dict(state.models)
+        for name, before in state.models.items():
+            made[name] = mean_of_members(before, joined(uploads, name), lambda sent: sent.factors)
         return replace(state, models=made)
 
     def check(self, payload: Any, card: Card) -> None:
@@ -159,6 +158,5 @@ def nearest(losses: list[float], names: tuple[str, ...]) -> str:
 
 
 def joined(uploads: Uploads, cluster: str) -> Uploads:
-    """Those who joined this cluster, with its factors as their payloads."""
-    members = uploads.where(lambda one: one.payload is not None and one.payload.cluster == cluster and one.weight > 0)
-    return Uploads([replace(one, payload=one.payload.factors) for one in members])
+    """Those who joined this cluster."""
+    return members(uploads, lambda one: one.payload is not None and one.payload.cluster == cluster)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import initial_factors
+from coterie.algorithms.factors import kept_factors
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
@@ -79,5 +79,4 @@ class LocalOnly(Algorithm):
 
 def factors_of(client: Client, init_key: Key) -> Adapter:
     """What the client has learnt so far; the initial factors before its first round."""
-    own: Adapter | None = client.memory.get("factors")
-    return initial_factors(client.card, init_key) if own is None else own
+    return kept_factors(client, init_key)

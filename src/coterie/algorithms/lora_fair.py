@@ -18,8 +18,16 @@ from typing import Any
 
 from torch import Tensor
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import average_factors, check_adapter, cut_for, in_one_scale, initial_adapter
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import (
+    average_factors,
+    check_adapter,
+    cut_for,
+    in_one_scale,
+    initial_pair,
+    pair_bytes,
+    rank_of,
+)
 from coterie.maths.correction import cosine_correction, ridge_correction
 from coterie.maths.gram import cosine
 from coterie.maths.stacking import Factors, stack_factors
@@ -73,8 +81,7 @@ class LoRAFAIR(Algorithm):
             raise ValueError(f"lam must be at least 0, not {self.lam:g}")
 
     def start(self, federation: Federation, server: Server) -> State:
-        scale = federation.cards[0].scale
-        return State(initial_adapter(federation.layers, federation.rank, scale, server.key("init")))
+        return State(initial_pair(federation, server.key("init")))
 
     def send(self, state: State, card: Card) -> Adapter:
         return cut_for(state.lora, card)
@@ -84,7 +91,7 @@ class LoRAFAIR(Algorithm):
         return Upload(fitted.model["lora"])
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        rank = max(term.rank for term in state.lora.values())
+        rank = rank_of(state.lora)
         mean = average_factors(uploads, rank)  # Bbar, Abar
         for name, terms in in_one_scale(uploads, rank):
             factors, weights = [(term.left, term.A) for _, term in terms], [weight for weight, _ in terms]
@@ -116,10 +123,10 @@ class LoRAFAIR(Algorithm):
         return {"cosine": sum(found) / len(found)} if found else {}
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.cores import Bases, Heads, between_bases, check_heads, require_orthogonal, squared_norms
 from coterie.algorithms.factors import moved_rows
-from coterie.errors import ConfigError, ModelError
-from coterie.maths.bases import gaussian_columns, orthonormal_columns
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Card,
@@ -64,14 +63,6 @@ class Download:
     key: Any
 
 
-@message
-class Heads:
-    """The heads that a client trained, ascending, and s_j H_j of these (h_i, r, r) by layer."""
-
-    chosen: list[int]
-    cores: dict[str, Tensor]
-
-
 @dataclass(frozen=True)
 class Ravan(Algorithm):
     """Multi-head cores on frozen bases (arXiv 2506.05568).
@@ -85,7 +76,7 @@ class Ravan(Algorithm):
     rank_per_head: int = 2
     head_rank: int | None = None
     choose: Literal["norm", "gradient", "random"] = "norm"
-    bases: Literal["orthonormal", "gaussian"] = "orthonormal"
+    bases: Bases = "orthonormal"
 
     traits = Traits(
         title="Ravan",
@@ -107,19 +98,18 @@ class Ravan(Algorithm):
         room = min(layer.d_out, layer.d_in) // self.heads if self.bases == "orthonormal" else layer.d_out
         return self.head_rank or min(isqrt(self.rank_per_head * (layer.d_out + layer.d_in)), room)
 
+    def sizes(self, layers: Mapping[str, Layer]) -> dict[str, tuple[int, ...]]:
+        """(h, r, r) of every layer."""
+        return {name: (self.heads, *[self.width(layer)] * 2) for name, layer in layers.items()}
+
     def number(self, card: Card) -> int:
         """h_i, the heads that this client trains: one at least."""
         return min(self.heads, max(1, card.rank // self.rank_per_head))
 
     def start(self, federation: Federation, server: Server) -> State:
-        for name, layer in federation.layers.items():
-            wide, limit = self.heads * max(1, self.width(layer)), min(layer.d_out, layer.d_in)
-            if self.bases == "orthonormal" and wide > limit:
-                raise ConfigError(
-                    f"Ravan: {self.heads} heads of width {wide // self.heads} do not fit layer {name}, in which only "
-                    f"{limit} directions are orthogonal; lower heads or head_rank, or take bases=gaussian"
-                )
-        sizes = {name: (self.heads, *[self.width(layer)] * 2) for name, layer in federation.layers.items()}
+        sizes = self.sizes(federation.layers)
+        if self.bases == "orthonormal":
+            require_orthogonal(sizes, federation.layers, "Ravan")
         cores = {name: torch.zeros(size) for name, size in sizes.items()}
         return State(cores, federation.layers, server.key("bases"))
 
@@ -127,7 +117,7 @@ class Ravan(Algorithm):
         return Download({name: state.cores[name] for name in card.layers}, Once(state.key))
 
     def local(self, client: Client, download: Download) -> Program:
-        whole = self.terms(download.cores, client.card.layers, download.key, gain=True)
+        whole = between_bases(download.cores, client.card.layers, download.key, self.bases, gain=True)
         chosen = yield from self.chosen(client, whole)
         rest = [j for j in range(self.heads) if j not in chosen]
         own = {name: term.chosen(chosen) for name, term in whole.items()}
@@ -156,42 +146,16 @@ class Ravan(Algorithm):
         return State(made, state.layers, state.key)
 
     def check(self, payload: Any, card: Card) -> None:
-        number = self.number(card)
-        if not isinstance(payload, Heads) or set(payload.cores) != set(card.layers):
-            raise ModelError(f"client {card.id}: the trained heads of each of {len(card.layers)} layers are expected")
-        if len(set(payload.chosen)) != number or not set(payload.chosen) <= set(range(self.heads)):
-            raise ModelError(f"client {card.id}: heads {payload.chosen} where {number} of {self.heads} are expected")
-        for name, core in payload.cores.items():
-            size = (number, *[self.width(card.layers[name])] * 2)
-            if tuple(core.shape) != size or len(payload.chosen) != number:
-                raise ModelError(f"client {card.id}, layer {name}: cores {tuple(core.shape)} where {size} is expected")
+        check_heads(payload, card, self.number(card), self.sizes(card.layers))
 
     def site_model(self, client: Client, download: Download) -> Model:
-        return Model(core=self.terms(download.cores, client.card.layers, download.key))
+        return Model(core=between_bases(download.cores, client.card.layers, download.key, self.bases))
 
     def global_model(self, state: State) -> Model:
-        return Model(core=self.terms(state.cores, state.layers, state.key))
-
-    def terms(
-        self, cores: Mapping[str, Tensor], layers: Mapping[str, Layer], key: Key, gain: bool = False
-    ) -> dict[str, Core]:
-        """All heads of every layer between their bases; with `gain`, s_j = 1 to be trained."""
-        columns = orthonormal_columns if self.bases == "orthonormal" else gaussian_columns
-        made = {}
-        for name, H in cores.items():
-            rank = len(H) * H.shape[-1]
-            U = columns(key.fold(name, "U"), layers[name].d_out, rank)
-            V = columns(key.fold(name, "V"), layers[name].d_in, rank).mT
-            made[name] = Core(U, H, V, torch.ones(len(H)) if gain else None)
-        return made
+        return Model(core=between_bases(state.cores, state.layers, state.key, self.bases))
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
         return self.number(card) * self.width(layer) ** 2 * BYTES
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return self.heads * self.width(layer) ** 2 * BYTES
-
-
-def squared_norms(parts: list[Tensor]) -> Tensor:
-    """The squared Frobenius norm of each head (h, r, r), summed over layers: (h,)."""
-    return torch.stack([part.double().square().sum(dim=(-2, -1)) for part in parts]).sum(dim=0)

@@ -19,8 +19,9 @@ from torch import Tensor
 from coterie.algorithms.base import BYTES, Algorithm, Program
 from coterie.algorithms.factors import (
     check_factor,
-    initial_adapter,
-    initial_factors,
+    initial_pair,
+    kept_factors,
+    pair_bytes,
     require_common_scale,
     require_equal_ranks,
 )
@@ -97,7 +98,7 @@ class RoLoRA(Algorithm):
         require_equal_ranks(federation, "RoLoRA")
         require_common_scale(federation, "RoLoRA")
         key = server.key("init")
-        lora = initial_adapter(federation.layers, federation.rank, federation.cards[0].scale, key)
+        lora = initial_pair(federation, key)
         return State(lora, key, {"B": 0, "A": 0}, {})
 
     def send(self, state: State, card: Card) -> Download:
@@ -137,10 +138,10 @@ class RoLoRA(Algorithm):
         return Model(lora=state.lora)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES // 2
+        return pair_bytes(layer, card.rank) // 2
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES // 2
+        return pair_bytes(layer, card.rank) // 2
 
     def bytes_of_round(self, layer: Layer, card: Card, number: int) -> tuple[int, int]:
         size = {"B": card.rank * layer.d_out * BYTES, "A": card.rank * layer.d_in * BYTES}
@@ -154,8 +155,7 @@ def factor_of(number: int) -> Factor:
 
 def current_pair(client: Client, download: Download) -> Adapter:
     """The global pair: what the client had in its last round, or drew, with what it was sent in its place."""
-    held: Adapter | None = client.memory.get("factors")
-    pair = initial_factors(client.card, download.init_key) if held is None else held
+    pair = kept_factors(client, download.init_key)
     for factor, values in download.factors.items():
         pair = {name: replace(term, **{factor: values[name]}) for name, term in pair.items()}
     return pair

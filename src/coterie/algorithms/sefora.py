@@ -1,6 +1,6 @@
 """SeFoRA: upload linear sketches of the products, so that the server averages products without seeing any.
 
-SeFoRA, arXiv 2608.10144, implements Algorithm 2 with Algorithms 1, 3 and 4; SeFoRA-Ho implements Algorithm 5.
+SeFoRA, arXiv 2608.10144, implements Algorithm 2 with Algorithms 1, 3 and 4; SeFoRA-Ho (`sefora_ho`) is Algorithm 5.
 Up: Y_i = B_i (A_i Omega) and Z_i = (Psi B_i) A_i, m r + k n scalars a layer whatever r_i. Down: B and A of rank r,
 r (m + n); once, the seed of all rounds' Omega (n, r) and Psi (k, m).
 The unscaled product is sketched, so one common scale is required; the paper's, 0.1, is the experiment's
@@ -18,17 +18,18 @@ business, kept at the site: no message tells it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import gaussian_adapter, require_common_scale, require_equal_ranks
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import gaussian_adapter, pair_bytes, require_common_scale
 from coterie.algorithms.rank_update import RankUpdate, average_rank, ranks_of, truncated
 from coterie.algorithms.sketches import (
     Sketches,
+    SketchSizes,
     check_sketches,
     mean_sketches,
     sketch_bytes,
@@ -77,14 +78,8 @@ class Download:
 
 
 @dataclass(frozen=True)
-class SeFoRA(RankUpdate, Algorithm):
-    """Sketch-aggregated federated LoRA for unequal ranks that are found anew from time to time.
-
-    k: rows of Psi, above r + 1; r + 2 unless given. rank: r, the largest rank of any client unless given.
-    """
-
-    k: int | None = None
-    rank: int | None = None
+class SeFoRA(SketchSizes, RankUpdate, Algorithm):
+    """Sketch-aggregated federated LoRA for unequal ranks that are found anew from time to time."""
 
     traits = Traits(
         title="SeFoRA",
@@ -105,21 +100,6 @@ class SeFoRA(RankUpdate, Algorithm):
         super().__post_init__()
         if self.rank is not None:
             self.rows(self.rank)
-
-    def columns(self, r: int) -> int:
-        """Columns of Omega for a global pair of rank r."""
-        return r
-
-    def rows(self, r: int) -> int:
-        """k, the rows of Psi; raises ValueError where k is not above its columns by two at least."""
-        s = self.columns(r)
-        if self.k is not None and self.k <= s + 1:
-            raise ValueError(f"k must be above {s + 1} for rank {r}, not {self.k}; raise it or leave it out")
-        return s + 2 if self.k is None else self.k
-
-    def sizes(self, layer: Layer, r: int) -> tuple[int, int]:
-        """s_l and k_l of one layer; no layer has more columns than its own width or height."""
-        return min(self.columns(r), layer.d_out, layer.d_in), self.rows(r)
 
     def in_federation(self, federation: Federation) -> Self:
         return replace(self, rank=federation.rank) if self.rank is None else self
@@ -184,23 +164,4 @@ class SeFoRA(RankUpdate, Algorithm):
         return sketch_bytes(layer, lambda one: self.sizes(one, self.rank or card.rank))
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return min(self.rank or card.rank, layer.d_out, layer.d_in) * (layer.d_out + layer.d_in) * BYTES
-
-
-@dataclass(frozen=True)
-class SeFoRAHo(SeFoRA):
-    """SeFoRA where all clients have one rank that stays: no truncation, no rank update (Algorithm 5)."""
-
-    update_every: int | None = field(default=None, init=False, repr=False)
-    tau: float = field(default=0.9, init=False, repr=False)
-    per_layer: bool = field(default=False, init=False, repr=False)
-
-    traits = replace(SeFoRA.traits, title="SeFoRA-Ho", ranks="equal", keeps_memory=False)
-
-    def start(self, federation: Federation, server: Server) -> State:
-        require_equal_ranks(federation, self.traits.title)
-        return super().start(federation, server)
-
-    def local(self, client: Client, download: Download) -> Program:
-        fitted = yield Fit(Model(lora=download.lora))
-        return Upload(self.sketched(client, download, fitted.model["lora"]))
+        return pair_bytes(layer, min(self.rank or card.rank, layer.d_out, layer.d_in))

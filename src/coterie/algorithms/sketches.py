@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -30,6 +31,33 @@ class Sketch:
 
 Sketches = dict[str, Sketch]
 """One sketch for each adapted layer, by layer name."""
+
+
+@dataclass(frozen=True)
+class SketchSizes:
+    """How wide and high a method's sketches are.
+
+    k: rows of Psi, above its columns by two at least, which is its value unless given. rank: r of the global pair, the
+    largest rank of any client unless given.
+    """
+
+    k: int | None = None
+    rank: int | None = None
+
+    def columns(self, r: int) -> int:
+        """Columns of Omega for a global pair of rank r."""
+        return r
+
+    def rows(self, r: int) -> int:
+        """k, the rows of Psi; raises ValueError where k is not above its columns by two at least."""
+        s = self.columns(r)
+        if self.k is not None and self.k <= s + 1:
+            raise ValueError(f"k must be above {s + 1} for rank {r}, not {self.k}; raise it or leave it out")
+        return s + 2 if self.k is None else self.k
+
+    def sizes(self, layer: Layer, r: int) -> tuple[int, int]:
+        """s_l and k_l of one layer; no layer has more columns than its own width or height."""
+        return min(self.columns(r), layer.d_out, layer.d_in), self.rows(r)
 
 
 def matrices_for(layers: Mapping[str, Layer], key: Key, sizes: Sizes) -> dict[str, SketchMatrices]:
@@ -107,7 +135,7 @@ def sketch_losses(
     sketch_error: ||What - W||_F. tail_energy: tau_{rank + 1}, what the best approximation of that rank would lose.
     sketch_bound: the root of Lemma 2's bound on E||What - W||_F^2 for the plain reconstruction from the same sketch
     before any truncation, left out where a layer's sizes are outside of it; of a method that truncates or shrinks it
-    is no bound on sketch_error. Nothing where nobody trained or W is zero.
+    is no bound on sketch_error. Nothing where nobody trained or W is zero. Figures below 1e-8 are rounding.
 
     trained: weight and factors of each client. sizes: s and k of a layer by its name.
     """
@@ -119,9 +147,11 @@ def sketch_losses(
         if total <= 0:
             continue
         factors, weights = [(one.left, one.A) for _, one in held], [weight / total for weight, _ in held]
-        error += float(lowrank.mixture_distance(term.left.double(), term.A.double(), factors, weights)) ** 2
-        spectrum = mean_spectrum(factors, weights)
+        W, What = lowrank.stack_factors(factors, weights, dtype=torch.float64), (term.left.double(), term.A.double())
+        spectrum = product_spectrum(*W)
         tails = tail_energies(spectrum)
+        apart = tails[0] - 2 * lowrank.inner(*W, *What) + lowrank.squared_norm(*What)
+        error += max(0.0, float(apart))
         energy += float(tails[0])
         tail += float(tails[rank]) if rank < len(tails) else 0.0
         s, k = sizes(name)
@@ -133,11 +163,13 @@ def sketch_losses(
     return {name: (value / energy) ** 0.5 for name, value in found.items()}
 
 
-def mean_spectrum(factors: list[tuple[Tensor, Tensor]], weights: list[float]) -> Tensor:
-    """The singular values of sum p_i B_i A_i, from the triangles of its stacked factors; float64, descending."""
-    B, A = lowrank.stack_factors(factors, weights, dtype=torch.float64)
-    core = torch.linalg.qr(B, mode="r").R @ torch.linalg.qr(A.mT, mode="r").R.mT
-    spectrum: Tensor = torch.linalg.svdvals(core)
+def product_spectrum(B: Tensor, A: Tensor) -> Tensor:
+    """The singular values of B A, descending, as roots of the eigenvalues of a Gram matrix of r or m rows.
+
+    Half the work of the SVD of a core; those below about 1e-8 of the largest are rounding, or 0.
+    """
+    core = torch.linalg.qr(B, mode="r").R @ A
+    spectrum: Tensor = torch.linalg.eigvalsh(core @ core.mT).clamp(min=0).sqrt().flip(-1)
     return spectrum
 
 

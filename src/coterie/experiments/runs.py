@@ -99,9 +99,7 @@ def resume(folder: str | Path, observer: Observer | None = None, round: int | No
     place = Path(folder)
     settings, recorded = read_config(place)
     with alone_in(place):
-        if round is not None:
-            (place / SUMMARY).unlink(missing_ok=True)
-        elif (place / SUMMARY).is_file():
+        if round is None and (place / SUMMARY).is_file():
             summary = json.loads((place / SUMMARY).read_text(encoding="utf-8"))
             _hand_on(place, settings, summary)
             return RunResult(place, settings, summary, True)
@@ -166,6 +164,7 @@ def _play(place: Path, config: Config, built: Built, watcher: Observer, round: i
     """All rounds that are left, the adapters, the summary."""
     store = CheckpointStore(place)
     progress, ledger, lengths = load_checkpoint(store, round)
+    (place / SUMMARY).unlink(missing_ok=True)  # of a run that goes back: only now is it sure that there is a way
     store.drop_newer()
     for name in RECORDS:
         rewind(place / name, lengths.get(name, 0))

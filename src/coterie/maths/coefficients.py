@@ -50,13 +50,33 @@ def product_coefficients(
     if len(factors) != len(weights) or sweeps < 0:
         raise ValueError(f"{len(factors)} pairs of factors, {len(weights)} weights, {sweeps} sweeps do not go together")
     B, A = torch.stack([b for b, _ in factors]).to(dtype), torch.stack([a for _, a in factors]).to(dtype)
-    grams_B, grams_A = _grams(B.mT), _grams(A)  # B_u^T B_v and A_u A_v^T
     p = torch.tensor(weights, dtype=dtype, device=B.device)
-    P = Q = p
+    W = _mean_and_differences(len(p)).to(p)
+    grams_B, grams_A = _grams(_turned(B.mT, W)), _grams(_turned(A, W))  # B_u^T B_v and A_u A_v^T
+    start, K = W.mT @ p, W.mT @ (p[:, None] * W)  # in these terms D = sum_uv K_uv B_u A_v
+    P = Q = start
     for _ in range(sweeps):
-        Q = _solved(Q, P, p, grams_B, grams_A)
-        P = _solved(P, Q, p, grams_A, grams_B)
-    return P, Q
+        Q = _solved(Q, P, K, grams_B, grams_A)
+        P = _solved(P, Q, K, grams_A, grams_B)
+    return p + W @ (P - start), p + W @ (Q - start)
+
+
+def _mean_and_differences(N: int) -> Tensor:
+    """An orthonormal basis of N coefficients, in columns: all alike, then N - 1 that sum to 0 (Helmert's); float64.
+
+    In terms of the clients themselves the normal equations of N that nearly coincide hide what sets them apart: with
+    differences of relative size d, coefficients err by an ulp over d^2. In these terms d has a factor of its own.
+    """
+    j = torch.arange(1, N, dtype=torch.float64)
+    steps = torch.triu(torch.ones(N, N - 1, dtype=torch.float64)) - torch.diag(j, -1)[:, : N - 1]
+    return torch.cat([torch.full((N, 1), N**-0.5, dtype=torch.float64), steps / (j * (j + 1)).sqrt()], dim=1)
+
+
+def _turned(X: Tensor, W: Tensor) -> Tensor:
+    """X (N, r, k) in terms of W: their mean, up to size, and combinations of their distances from it."""
+    mean = X.mean(dim=0, keepdim=True)
+    apart = (W.mT[1:] @ (X - mean).flatten(1)).view(-1, *X.shape[1:])
+    return torch.cat([len(X) ** 0.5 * mean, apart])
 
 
 def _grams(X: Tensor) -> Tensor:
@@ -66,15 +86,17 @@ def _grams(X: Tensor) -> Tensor:
     return (flat @ flat.mT).view(N, r, N, r).transpose(1, 2).reshape(N, N, r * r)
 
 
-def _solved(own: Tensor, other: Tensor, p: Tensor, grams: Tensor, fixed: Tensor) -> Tensor:
+def _solved(own: Tensor, other: Tensor, K: Tensor, grams: Tensor, fixed: Tensor) -> Tensor:
     """The least-squares coefficients of the factors with these Gram matrices, beside the other, fixed ones.
 
-    A ridge holds them near `own`, where they are, so that the error cannot rise.
+    A ridge holds them near `own`, where they are, so that the error cannot rise. The unknowns are scaled to one size.
     <B_u A_v, B_w A_x> = sum_rs (B_u^T B_w)_rs (A_v A_x^T)_rs.
     """
-    beside = (other @ fixed.flatten(1)).view(len(p), -1)  # sum_v other_v A_v A_w^T for each w
+    beside = (other @ fixed.flatten(1)).view(len(own), -1)  # sum_v other_v A_v A_w^T for each w
     G = grams @ (other @ beside)
-    h = grams.flatten(1) @ (p[:, None] * beside).flatten()
+    h = grams.flatten(1) @ (K @ beside).flatten()
     ridge = (RIDGE * G.diagonal().mean()).clamp(min=torch.finfo(G.dtype).tiny)
-    moved: Tensor = torch.linalg.solve(G + ridge * torch.eye(len(p), dtype=G.dtype, device=G.device), h - G @ own)
+    size = (G.diagonal() + ridge).sqrt()
+    scaled = (G + torch.diag_embed(ridge.expand(len(own)))) / size / size[:, None]
+    moved: Tensor = torch.linalg.solve(scaled, (h - G @ own) / size) / size
     return own + moved

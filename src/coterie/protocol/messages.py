@@ -225,6 +225,10 @@ class Uploads:
         kept = [entry for entry in self.entries if test(entry)]
         return self if len(kept) == len(self.entries) else Uploads(kept)
 
+    def each(self, pick: Callable[[Any], Any]) -> Uploads:
+        """The same uploads with a part of each payload, or what is made of it, in its place."""
+        return Uploads([dataclasses.replace(entry, payload=pick(entry.payload)) for entry in self.entries])
+
     def uniform(self) -> Uploads:
         """The same uploads, equally weighted."""
         return Uploads([dataclasses.replace(entry, weight=1.0) for entry in self.entries])
