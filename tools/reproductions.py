@@ -33,7 +33,8 @@ def take(folder: Path, results: Path = RESULTS) -> Path:
         result["picture"] = f"{stem.name}.svg"
         for suffix in (".svg", ".png"):
             shutil.copyfile(folder / f"figure{suffix}", stem.with_suffix(suffix))
-    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(shortened(result), indent=1, ensure_ascii=False) + "\n"
+    text = re.sub(r"\[[-+\d.e,\s]+\]", lambda found: " ".join(found.group().split()), text)  # a curve on one line
     if len(text.encode()) > LARGEST:
         sys.exit(f"{folder}: result.json has more than {LARGEST} bytes")
     if found := re.search(r"(?<![\w.)<])/\w[\w.-]*/[^\"\s]*", text):
@@ -41,6 +42,15 @@ def take(folder: Path, results: Path = RESULTS) -> Path:
     stem.with_suffix(".json").write_text(text, encoding="utf-8")
     stem.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
     return stem.with_suffix(".json")
+
+
+def shortened(value: Any) -> Any:
+    """The same content with five significant digits of every fraction."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {name: shortened(inner) for name, inner in value.items()}
+    return [shortened(inner) for inner in value] if isinstance(value, list) else value
 
 
 def filled(page: str, results: Path = RESULTS, depth: str = "") -> str:

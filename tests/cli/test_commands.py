@@ -101,6 +101,17 @@ def test_list_shows_every_method(coterie: Callable[..., Any], monkeypatch: pytes
     assert told.code == 0 and all(name in told.out for name in METHODS)
 
 
+def test_list_and_help_are_whole_in_80_columns(coterie: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Papers' numbers and all words of a method's row; a paragraph of help is broken where the terminal ends."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = coterie("list").out
+    assert "…" not in shown and "2608.15381" in shown and max(map(len, shown.splitlines())) <= 80
+    shown = " ".join(coterie("run", "--help").out.split())
+    assert "metrics.jsonl (a line a round), ledger.jsonl" in shown
+    lines = [line.rstrip() for line in coterie("run", "--help").out.splitlines()]
+    assert any(line.endswith("metrics.jsonl (a line a round), ledger.jsonl") for line in lines)
+
+
 def test_assets_lists_fetches_and_removes(
     coterie: Callable[..., Any], toy_assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

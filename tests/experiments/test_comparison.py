@@ -199,6 +199,16 @@ def test_every_figure_stands_in_the_tables_and_all_lines_fit_in_100_columns() ->
     assert set(FIGURES) == set(found["methods"]["fedit"]["figures"])
 
 
+def test_a_terminal_of_80_columns_breaks_lines_but_cuts_nothing_off() -> None:
+    found = comparison([run(name, s, 0.75 + s / 9, 0.5 - s / 9, (0.7, 0.8)) for name in MANY[:3] for s in (0, 1)])
+    for table in tables(found):
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(table)
+        shown = console.export_text()
+        said = [part for column in table.columns for part in (str(column.header), *map(str, column.cells))]
+        assert all(word in shown for text in said for word in text.split())
+
+
 @pytest.mark.parametrize("text", ["", ",", "a,a"])
 def test_lists_need_different_names(text: str) -> None:
     with pytest.raises(ConfigError, match="different names"):

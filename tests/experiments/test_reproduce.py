@@ -213,7 +213,7 @@ def test_figure1_has_the_layers_that_it_shows_and_a_picture(
         if "zero" in claim["says"]:
             assert claim["verdict"] == "holds"
     picture = (tmp_path / "figure.svg").read_text(encoding="utf-8")
-    assert "aggregation error (Eq. 1)" in picture and (tmp_path / "figure.png").stat().st_size > 1000
+    assert "aggregation error (Eq. 1), one layer" in picture and (tmp_path / "figure.png").stat().st_size > 1000
     assert str(tmp_path) not in picture and (tmp_path / "result.json").stat().st_size < 50_000
 
 
@@ -244,7 +244,8 @@ def test_the_command_compares_in_processes_of_their_own(
         main(["reproduce", "fedpa/figure1", *small, *arguments])
     assert stop.value.code in (0, None)
     told = capsys.readouterr().out
-    assert "start mismatch of B (Eq. 2) | 0" in told and "**holds**: FedPA-LoRA's start mismatch of B is zero" in told
+    assert "start mismatch of B (Eq. 2), one layer | 0" in told
+    assert "**holds**: FedPA-LoRA's start mismatch of B is zero" in told
     assert (tmp_path / "reproductions" / "fedpa" / "figure1-small" / "figure.png").is_file()
 
 

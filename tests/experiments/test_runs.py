@@ -12,7 +12,7 @@ import yaml
 
 from coterie.adapters.peft_folder import load_peft
 from coterie.engines.checkpoints import CheckpointStore
-from coterie.errors import ConfigError
+from coterie.errors import CheckpointError, ConfigError
 from coterie.experiments.adapters import flattened
 from coterie.experiments.config import parse
 from coterie.experiments.observers import About
@@ -191,3 +191,12 @@ def test_a_method_of_ones_own_runs_is_checkpointed_and_read_back(raw: dict[str, 
     assert again.metrics == result.metrics
     progress, _, _ = load_checkpoint(CheckpointStore(result.folder))
     assert progress is not None and progress.state.rounds == 8
+
+
+def test_to_go_back_to_a_round_without_a_checkpoint_is_refused_and_leaves_the_run_finished(
+    raw: dict[str, Any], tmp_path: Path
+) -> None:
+    result = run(raw, tmp_path / "r")
+    with pytest.raises(CheckpointError, match="no checkpoint of round 9"):
+        resume(result.folder, round=9)
+    assert resume(result.folder).resumed_finished

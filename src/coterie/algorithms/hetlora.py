@@ -98,7 +98,7 @@ class HetLoRA(Algorithm):
 
     def local(self, client: Client, download: Download) -> Program:
         rank = rank_of(download.lora)
-        kept = math.floor(self.gamma * rank)
+        kept = math.floor(self.gamma * rank + 1e-9)  # 0.7 x 90 is 62.999... in binary
         fitted = yield Fit(Model(lora=download.lora), penalties=[TailNorm(kept, self.lam)])
         trained: Adapter = fitted.model["lora"]
         shorter = max(kept, min(download.smallest, rank))

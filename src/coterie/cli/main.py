@@ -5,6 +5,7 @@ What takes long to import (torch, transformers) is imported by the commands that
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -143,8 +144,6 @@ def list_methods(
     name: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="Tell all about this one.")] = None,
 ) -> None:
     """Show all methods: which ranks they take, whether they aggregate exactly, what travels, which paper."""
-    import inspect
-
     from rich.console import Console
 
     from coterie.algorithms import METHODS
@@ -157,7 +156,7 @@ def list_methods(
         return
     kind = method_class(name)
     Console().print(method_table(facts(name, kind), options_of(kind)))
-    print(inspect.getdoc(kind))
+    Console().print(inspect.getdoc(kind), highlight=False, markup=False)
 
 
 @assets_app.callback(invoke_without_command=True)
@@ -192,6 +191,11 @@ def remove_asset(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     from coterie.assets import remove
 
     print(f"{name} was removed" if remove(name) else f"{name} was not there")
+
+
+for command in app.registered_commands:  # a docstring's lines are as long as the file's, not the terminal's
+    paragraphs = inspect.getdoc(command.callback) or ""
+    command.help = "\n\n".join(" ".join(part.split()) for part in paragraphs.split("\n\n"))
 
 
 def _show(folder: Path, summary: dict[str, object]) -> None:

@@ -53,7 +53,8 @@ def tables(found: Found) -> list[Table]:
         table.caption_justify = "left"
         names = max((len(row[0]) for row in section.rows), default=0)
         for index, head in enumerate(section.heads):
-            table.add_column(head, justify="right" if index else "left", min_width=None if index else min(names, 30))
+            # a width, not a least one, by which rich would push the last columns out of a narrow terminal
+            table.add_column(head, justify="right" if index else "left", width=None if index else min(names, 30))
         for row in section.rows:
             table.add_row(*map(escape, row))
         made.append(table)

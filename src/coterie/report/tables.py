@@ -48,18 +48,24 @@ def methods_table(found: Sequence[Facts]) -> Table:
     table = Table(
         title="Methods",
         caption="deployed: beside the weighted sum of the clients' products; linear: the server needs weighted sums "
-        f"alone; KiB: of a {LAYER.d_out} x {LAYER.d_in} layer at rank {RANK}; coterie list NAME tells more",
+        f"alone; KiB: of a {LAYER.d_out} x {LAYER.d_in} layer at rank {RANK}; papers are on arXiv; coterie list NAME "
+        "tells more",
         padding=(0, 1, 0, 0),
+        pad_edge=False,
+        box=None,
     )
     table.add_column("name", no_wrap=True)
     for heading in ("ranks", "model", "deployed", "linear"):
-        table.add_column(heading)
+        table.add_column(
+            heading, width=len("approximate") if heading == "deployed" else None, no_wrap=heading != "deployed"
+        )
     for heading in ("KiB up", "down"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("paper")
     for f in found:
         sizes = (f"{size / 1024:.3g}" for size in (f.bytes_up, f.bytes_down))
-        table.add_row(f.name, f.ranks, f.model, f.deployed, f.linear, *sizes, f.paper)
+        paper = f.paper.removeprefix("arXiv ")  # what 80 columns have room for
+        table.add_row(f.name, f.ranks, f.model, f.deployed, f.linear, *sizes, paper)
     return table
 
 

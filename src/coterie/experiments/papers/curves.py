@@ -86,7 +86,7 @@ def draw(result: Mapping[str, Any], figures: Sequence[str], stem: Path) -> list[
 
 def _panel(panel: Any, figure: str, lines: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
     """One figure's lines; on a logarithmic axis zeros lie on a floor well below all else."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     logarithmic = FIGURES[figure].axis == "log"
     floor, factor = -math.inf, 100 if FIGURES[figure].unit == "percent" else 1
@@ -99,7 +99,11 @@ def _panel(panel: Any, figure: str, lines: Mapping[str, Mapping[str, Sequence[fl
             low, mean, high = (
                 [factor * max(value, floor) for value in line[name]] for name in ("least", "mean", "greatest")
             )
-            panel.plot(line["rounds"], mean, color=f"C{index}", linewidth=1.4)
+            nothing = logarithmic and not any(line["greatest"])
+            panel.plot(line["rounds"], mean, color=f"C{index}", linewidth=1.4, linestyle=":" if nothing else "-")
+            if nothing:
+                where = (line["rounds"][-1], mean[-1])
+                panel.annotate("0", where, (3, -2), textcoords="offset points", color=f"C{index}", fontsize=8)
             panel.fill_between(line["rounds"], low, high, color=f"C{index}", alpha=0.2, linewidth=0)
     if logarithmic:
         panel.set_yscale("log")
@@ -108,6 +112,7 @@ def _panel(panel: Any, figure: str, lines: Mapping[str, Mapping[str, Sequence[fl
         panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set_title(FIGURES[figure].heading, fontsize=9)
     panel.set_xlabel("round", fontsize=8)
+    panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     panel.tick_params(which="both", labelsize=7)
     panel.grid(alpha=0.25, linewidth=0.5)
 

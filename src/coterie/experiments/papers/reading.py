@@ -159,12 +159,12 @@ FIGURES: dict[str, Figure] = {
     "pooled": Figure("global model, pooled test, %", "percent", _at("global", "pooled", "accuracy")),
     "majority_own": Figure("always the own most frequent class, %", "percent", _at("majority", "own")),
     "majority_pooled": Figure("always the most frequent class, %", "percent", _at("majority", "pooled")),
-    "aggregation": Figure("aggregation error (Eq. 1)", "number", _over_rounds("aggregation"), "log"),
+    "aggregation": Figure("aggregation error (Eq. 1), one layer", "number", _over_rounds("aggregation"), "log"),
     "aggregation_relative": Figure(
-        "aggregation error, relative", "number", _over_rounds("aggregation_relative"), "log"
+        "aggregation error, relative, one layer", "number", _over_rounds("aggregation_relative"), "log"
     ),
-    "start_B": Figure("start mismatch of B (Eq. 2)", "number", _over_rounds("start_B"), "log"),
-    "start_A": Figure("start mismatch of A (Eq. 2)", "number", _over_rounds("start_A"), "log"),
+    "start_B": Figure("start mismatch of B (Eq. 2), one layer", "number", _over_rounds("start_B"), "log"),
+    "start_A": Figure("start mismatch of A (Eq. 2), one layer", "number", _over_rounds("start_A"), "log"),
     "mean_aggregation": Figure("aggregation error, all layers", "number", _over_rounds("mean_aggregation"), "log"),
     "mean_aggregation_relative": Figure(
         "aggregation error, relative, all layers", "number", _over_rounds("mean_aggregation_relative"), "log"
