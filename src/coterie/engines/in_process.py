@@ -131,7 +131,8 @@ class InProcess:
         answered = {name: v for name, v in visits.items() if v.error is None and not v.late}
         failed = {name: said(v.error) for name, v in visits.items() if v.error is not None}
         if phase.clients != "none" and len(answered) < self.setting.min_replies:
-            told = "; ".join(f"{name}: {reason}" for name, reason in sorted(failed.items()))
+            why = failed | {name: "answered too late" for name, visit in visits.items() if visit.late}
+            told = "; ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
             raise RunError(
                 f"round {number}: {len(answered)} of {len(visits)} clients answered, min_replies is "
                 f"{self.setting.min_replies} ({told}); mend the clients or lower min_replies, then resume"
