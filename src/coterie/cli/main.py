@@ -204,4 +204,5 @@ def _show(folder: Path, summary: dict[str, object]) -> None:
     from coterie.report.tables import run_table
 
     Console().print(run_table(summary))
-    print(f"{folder}: metrics.jsonl, ledger.jsonl, adapters/ (load them with PEFT, or coterie export {folder} DEST)")
+    print(f"{folder}: metrics.jsonl, ledger.jsonl, adapters/")
+    print(f"to use it: coterie predict {folder} FILE, or coterie export {folder} DEST for PEFT")
