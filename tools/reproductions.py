@@ -27,13 +27,13 @@ LARGEST = 50_000
 
 def take(folder: Path, results: Path = RESULTS) -> Path:
     """Copies a result under its name and scale; ends the program for one that is too large or names a folder."""
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result = shortened(json.loads((folder / "result.json").read_text(encoding="utf-8")))
     stem = results / f"{result['name'].replace('/', '-')}-{result['scale']}"
     if "picture" in result:
         result["picture"] = f"{stem.name}.svg"
         for suffix in (".svg", ".png"):
             shutil.copyfile(folder / f"figure{suffix}", stem.with_suffix(suffix))
-    text = json.dumps(shortened(result), indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
     text = re.sub(r"\[[-+\d.e,\s]+\]", lambda found: " ".join(found.group().split()), text)  # a curve on one line
     if len(text.encode()) > LARGEST:
         sys.exit(f"{folder}: result.json has more than {LARGEST} bytes")

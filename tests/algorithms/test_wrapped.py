@@ -20,7 +20,11 @@ def test_every_call_of_the_contract_reaches_the_inner_method(name: str) -> None:
     setattr(Recording, name, lambda self, *given: calls.append(given) or "answer")  # type: ignore[func-returns-value]
     code = getattr(Algorithm, name).__code__
     given = code.co_varnames[1 : code.co_argcount]
-    assert getattr(Wrapped(Recording()), name)(*given) == "answer" or name == "check"
+    answer = getattr(Wrapped(Recording()), name)(*given)
+    if name == "in_federation":  # the inner method's answer is wrapped again
+        assert isinstance(answer, Wrapped) and answer.inner == "answer"
+    elif name != "check":
+        assert answer == "answer"
     assert calls == [given]
 
 
