@@ -183,7 +183,28 @@ def _configs(
     }
     if len(configs) != len(seeds) * sum(map(len, grids.values())):
         raise ConfigError("two of the values to be tried look alike in a file name; leave one out")
+    _check_shares(configs)
     return configs
+
+
+def _check_shares(configs: Mapping[tuple[str, int, str], Config]) -> None:
+    """Raises ConfigError where `per_method` gives a method other data, or other clients, than the first has."""
+    (first, _, _), reference = next(iter(configs.items()))
+    for (method, _, _), config in configs.items():
+        found = _difference(_shared_out(reference), _shared_out(config))
+        if found is not None:
+            name, old, new = found
+            raise ConfigError(
+                f"{method} would have {name}: {new}, but {first} {old}; compared methods share data and clients, so "
+                "set it for all of them, outside per_method"
+            )
+
+
+def _shared_out(config: Config) -> dict[str, Any]:
+    """What settles who holds which examples, the seed apart."""
+    content = dump(config)
+    clients = {name: content["clients"][name] for name in ("count", "ids", "groups")}
+    return {"clients": clients, **{name: content[name] for name in ("task", "partition", "server_data")}}
 
 
 def _job(folder: Path, key: tuple[str, int, str], config: Config, execution: Mapping[str, Any]) -> Job:
