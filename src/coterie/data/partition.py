@@ -232,9 +232,10 @@ def _labels(labels: ArrayLike, clients: int, minimum: int) -> np.ndarray:
         raise DataError(f"{clients} clients of at least {minimum} examples: there must be a client, and no debts")
     if clients * minimum > len(values):
         most, few = len(values) // max(minimum, 1), len(values) // clients
+        lower = f" a minimum of at most {few}," if few else ""
         raise DataError(
             f"{len(values)} examples do not give {clients} clients {minimum} each; take at most {most} "
-            f"clients, a minimum of at most {few}, or more data"
+            f"clients,{lower} or more data"
         )
     return values
 
