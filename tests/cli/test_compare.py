@@ -254,8 +254,9 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
 def test_methods_that_would_get_other_shares_are_refused(coterie: Coterie, small: Path, tmp_path: Path) -> None:
     raw = yaml.safe_load(small.read_text(encoding="utf-8"))
     raw["per_method"] = {"flexlora": {"partition": {"beta": 7.0}}}
-    small.write_text(yaml.safe_dump(raw), encoding="utf-8")
-    said = coterie("compare", small, "--methods", "fedit,flexlora", "--out", "c").complaint
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    said = coterie("compare", other, "--methods", "fedit,flexlora", "--out", "c").complaint
     assert "flexlora would have partition.beta: 7.0, but fedit" in said and "outside per_method" in said
     assert not (tmp_path / "c").exists()
 
