@@ -37,7 +37,8 @@ class RunError(CoterieError):
 def nearest(wrong: str, known: Iterable[str]) -> str:
     """A tail for an error message: the nearest known name, or all of them when few, or nothing."""
     names = sorted(known)
-    close = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
+    longer = sorted((name for name in names if len(wrong) > 2 and name.startswith(wrong)), key=len)
+    close = longer or difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(names)}" if 0 < len(names) <= 12 else ""

@@ -134,7 +134,8 @@ def test_down_go_the_mean_of_the_trained_factor_and_eight_bytes_for_the_random_o
     card = run.cards["c0"]
 
     def mean_of(number: int) -> int:
-        return sum(algorithm.bytes_of_round(layer, card, number)[0] for layer in card.layers.values()) + 8
+        sent = [algorithm.bytes_of_round(layer, card, number, run.schedule[0]) for layer in card.layers.values()]
+        return sum(up for up, _ in sent) + 8
 
     def booked(client: str, kind: str) -> list[tuple[int, int]]:
         return [(r["round"], r["payload"]) for r in rows if r["client"] == client and r["kind"] == kind]

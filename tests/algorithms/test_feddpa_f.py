@@ -48,7 +48,7 @@ def test_the_local_adapter_begins_as_a_copy_of_the_final_global_one() -> None:
             entered[name] = model
         return random_training()(name, model)
 
-    *_, last, fine = play_phases(FedDPAF(), MEMBERS, watched)
+    *_, last, fine = play_phases(FedDPAF(), MEMBERS, lambda _: watched)
     for member in MEMBERS:
         for layer, term in entered[member.id]["local"].items():
             assert torch.equal(term.B, last.state.lora[layer].B) and torch.equal(term.A, last.state.lora[layer].A)
@@ -57,7 +57,7 @@ def test_the_local_adapter_begins_as_a_copy_of_the_final_global_one() -> None:
 
 
 def test_nothing_is_uploaded_in_the_second_phase_and_the_local_adapter_never() -> None:
-    played = play_phases(FedDPAF(), MEMBERS, random_training())
+    played = play_phases(FedDPAF(), MEMBERS, random_training)
     assert set(played[-1].payloads.values()) == {None}
     run = world(FedDPAF(), rounds=2)
     play_run(run)

@@ -109,15 +109,15 @@ def test_with_a_at_one_the_local_part_does_not_feel_the_global_adapter() -> None
 
 def test_the_global_adapter_is_fedits_whatever_the_local_ones_do() -> None:
     """The local part has streams of its own, and no head to move."""
-    mine = play_phases(FedDPAT(), MEMBERS, random_training())
-    theirs = play_phases(FedIT(), MEMBERS, random_training())
+    mine = play_phases(FedDPAT(), MEMBERS, random_training)
+    theirs = play_phases(FedIT(), MEMBERS, random_training)
     for one, two in zip(mine, theirs, strict=True):
         for layer, term in one.state.lora.items():
             assert torch.equal(term.B, two.state.lora[layer].B) and torch.equal(term.A, two.state.lora[layer].A)
 
 
 def test_only_the_global_adapter_is_on_the_wire() -> None:
-    for outcome in play_phases(FedDPAT(), MEMBERS, random_training()):
+    for outcome in play_phases(FedDPAT(), MEMBERS, random_training):
         for message in (*outcome.payloads.values(), *outcome.bodies.values()):
             assert set(message) == set(MEMBERS[0].layers)
     assert set(outcome.memories["a"]) == {"local", "anchors"}

@@ -167,8 +167,8 @@ def test_bytes_are_those_of_the_formula_once_the_number_of_experts_is_given() ->
     algorithm = FedLEASE(experts=3)
     first, second = two_rounds(algorithm)
     for card in cards(FOUR):
-        for number, one in ((1, first), (2, second)):
-            sums = [algorithm.bytes_of_round(layer, card, number) for layer in LAYERS.values()]
+        for number, (phase, one) in enumerate(zip(algorithm.phases(1), (first, second), strict=True), start=1):
+            sums = [algorithm.bytes_of_round(layer, card, number, phase) for layer in LAYERS.values()]
             assert size(one.payloads[card.id]).payload == sum(up for up, _ in sums)
             assert size(one.bodies[card.id]).payload == sum(down for _, down in sums)
     layer = replace(LAYERS["first"], d_out=1024, d_in=1024)

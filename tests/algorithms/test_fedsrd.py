@@ -207,7 +207,7 @@ def test_byte_formulas_at_the_default_shares() -> None:
     one = Card("a", 8, 1, 1.0, {"w": Layer(768, 768)})
     assert FedSRD().bytes_up(one.layers["w"], one) == 2 * (922 * 4 + 768)
     assert FedSRD().bytes_down(one.layers["w"], one) == 614 * 4 + 768
-    assert FedSRD().bytes_of_round(one.layers["w"], one, 1)[1] == 0
+    assert FedSRD().bytes_of_round(one.layers["w"], one, 1, *FedSRD().phases(1))[1] == 0
     assert FedSRD(down_pruning=0.98).bytes_down(one.layers["w"], one) == 123 * 8
     saved = FedSRD().bytes_up(one.layers["w"], one) / FedIT().bytes_up(one.layers["w"], one)
     assert 0.15 < saved < 0.2
@@ -219,7 +219,7 @@ def test_what_the_engine_books_is_what_the_formula_says_at_most() -> None:
     algorithm, layers = run.algorithm, run.cards["c0"].layers.values()
     rows = [row for row in run.ledger.rows() if row["client"] == "c0" and row["kind"] == "message"]
     for row in rows:
-        both = [algorithm.bytes_of_round(layer, run.cards["c0"], row["round"]) for layer in layers]
+        both = [algorithm.bytes_of_round(layer, run.cards["c0"], row["round"], run.schedule[0]) for layer in layers]
         if row["direction"] == "down":
             assert row["payload"] == sum(down for _, down in both)
         else:

@@ -65,6 +65,11 @@ def test_the_engine_s_base_is_the_first_one_with_all_stacks_merged() -> None:
         assert float(change.abs().max()) > 1e-4
 
 
+def test_a_client_of_weight_zero_is_no_part_of_the_patch() -> None:
+    (patch,) = play(FLoRA(), cards(FULL), random_training(), weights=WEIGHTS | {"b": 0.0}).state.base.patches
+    assert {term.rank for term in patch.values()} == {sum(rank for name, rank in FULL.items() if name != "b")}
+
+
 def test_factors_start_afresh_every_round_and_for_every_client() -> None:
     entered: list[torch.Tensor] = []
 

@@ -105,9 +105,10 @@ def test_the_ledger_charges_the_missing_half_to_who_missed_rounds() -> None:
 
 
 def test_two_rounds_cost_what_one_of_fedit_costs() -> None:
-    layer, card = Layer(7, 5), MEMBERS[0]
+    layer, card, (main,) = Layer(7, 5), MEMBERS[0], RoLoRA().phases(4)
     for start in (2, 3):
-        ups, downs = zip(*(RoLoRA().bytes_of_round(layer, card, number) for number in (start, start + 1)), strict=True)
+        both = [RoLoRA().bytes_of_round(layer, card, number, main) for number in (start, start + 1)]
+        ups, downs = zip(*both, strict=True)
         assert sum(ups) == FedIT().bytes_up(layer, card) and sum(downs) == FedIT().bytes_down(layer, card)
     assert 2 * RoLoRA().bytes_up(layer, card) == FedIT().bytes_up(layer, card)
 

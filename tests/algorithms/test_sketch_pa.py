@@ -20,7 +20,7 @@ from coterie.experiments.methods import algorithm
 from coterie.maths.keys import root_key
 from coterie.protocol import Card, Client, Federation, Layer, LowRank, Memory, Model, ProductDistance, copied
 from coterie.protocol.messages import leaves
-from coterie.wire.codec import encode
+from coterie.wire.codec import encode, size
 
 LAYERS = {"first": Layer(40, 30), "second": Layer(32, 32)}
 
@@ -120,6 +120,27 @@ def test_bytes_are_3R_m_plus_6R_n_and_never_more_than_a_layer_is_wide_or_high() 
         SketchPA().in_federation(Federation(mixed, 1)).bytes_up(Layer(1024, 768), mixed[0])
         == (12 * 1024 + 24 * 768) * 4
     )
+
+
+def test_references_have_their_clients_ranks_in_narrow_layers_and_with_a_larger_r() -> None:
+    layers = {"narrow": Layer(9, 2), "second": Layer(32, 32)}
+    members = [Card(name, 3, 1, 2.0, layers, reference_rank=R) for name, R in (("a", 1), ("b", 4))]
+    for method in (SketchPA(), SketchPA(rank=6)):
+        first = play(method, members, random_training())
+        second = play(method, members, random_training(1), state=first.state, memories=first.memories, number=2)
+        for outcome in (first, second):
+            for one in members:
+                down = sum(method.bytes_down(layer, one) for layer in layers.values())
+                assert size(outcome.bodies[one.id]).payload == down
+        made = second.state.reference["narrow"]
+        assert made.rank == first.state.rank and not made.B[:, 2:].any() and not made.A[2:].any()
+
+
+def test_an_r_below_a_reference_rank_is_refused() -> None:
+    members = (Card("a", 8, 1, 1.0, LAYERS, reference_rank=2), Card("b", 1, 1, 1.0, LAYERS, reference_rank=4))
+    with pytest.raises(ConfigError, match=r"^rank must be at least 4, the largest reference rank, not 3$"):
+        SketchPA(rank=3).start(Federation(members, 1), server(0))
+    assert SketchPA(rank=4).start(Federation(members, 1), server(0)).rank == 4
 
 
 def test_nothing_trained_leaves_a_zero_reference() -> None:

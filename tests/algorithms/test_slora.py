@@ -18,7 +18,7 @@ from coterie.engines.setting import Fault
 from coterie.engines.sites import Volatile
 from coterie.errors import ConfigError, ModelError
 from coterie.maths.keys import Key, root_key
-from coterie.protocol import Card, Evaluate, Federation, Layer, LowRank, Model, Phase, SparseDelta, Uploads
+from coterie.protocol import Card, Evaluate, Layer, LowRank, Model, Phase, SparseDelta, Uploads
 from coterie.protocol.messages import Uploaded
 from coterie.training.asks import Ask, Done, Plan
 from coterie.training.executor import Executor
@@ -179,10 +179,10 @@ def test_values_travel_at_the_mask_and_the_mask_as_a_seed() -> None:
 def test_the_byte_formula_tells_the_stages_apart_and_they_cost_alike_by_default() -> None:
     one = Card("a", 4, 1, 1.0, {"w": Layer(1024, 768)})
     layer = one.layers["w"]
-    asked = SLoRA(density=0.01).in_federation(Federation((one,), 20))
-    assert [asked.bytes_of_round(layer, one, number)[0] for number in (1, 2, 3)] == [7864 * 4, 7864 * 4, 4 * 1792 * 4]
-    plain = SLoRA().in_federation(Federation((one,), 20))
-    assert {plain.bytes_of_round(layer, one, number) for number in (1, 2, 3)} == {(4 * 1792 * 4, 4 * 1792 * 4)}
+    first, main = SLoRA().phases(20)
+    assert SLoRA(density=0.01).bytes_of_round(layer, one, 2, first) == (7864 * 4, 7864 * 4)
+    assert SLoRA(density=0.01).bytes_of_round(layer, one, 3, main) == (4 * 1792 * 4, 4 * 1792 * 4)
+    assert SLoRA().bytes_of_round(layer, one, 2, first) == SLoRA().bytes_of_round(layer, one, 3, main)
     upload = play(SLoRA(), MEMBERS, random_training(), phase="sparse").payloads["a"]
     assert {name: size(values).payload for name, values in upload.values.items()} == {"first": 96, "second": 96}
 

@@ -26,6 +26,7 @@ from coterie.protocol import (
     LowRank,
     Memory,
     Model,
+    Phase,
     Predict,
     Predictions,
     Score,
@@ -125,14 +126,19 @@ def play(
     return Outcome(after, before, downloads, bodies, payloads, fitted, kept)
 
 
-def play_phases(algorithm: Algorithm, members: list[Card], trained: Trained, rounds: int = 2) -> list[Outcome]:
-    """A whole run of so many main rounds by hand, one round after another through all phases."""
+def schedule(algorithm: Algorithm, rounds: int) -> list[Phase]:
+    """The phase of every round of a run of so many main rounds."""
+    return [phase for phase in algorithm.phases(rounds) for _ in range(phase.rounds)]
+
+
+def play_phases(
+    algorithm: Algorithm, members: list[Card], training: Callable[[int], Trained], rounds: int = 2
+) -> list[Outcome]:
+    """A whole run of so many main rounds by hand, one round after another through all phases, each by its training."""
     played: list[Outcome] = []
-    for phase in algorithm.phases(rounds):
-        for _ in range(phase.rounds):
-            before = {} if not played else {"state": played[-1].state, "memories": played[-1].memories}
-            number = len(played) + 1
-            played.append(play(algorithm, members, trained, number=number, phase=phase.name, **before))  # type: ignore[arg-type]
+    for number, phase in enumerate(schedule(algorithm, rounds), start=1):
+        before = {} if not played else {"state": played[-1].state, "memories": played[-1].memories}
+        played.append(play(algorithm, members, training(number), number=number, phase=phase.name, **before))  # type: ignore[arg-type]
     return played
 
 
@@ -184,16 +190,21 @@ def _answer(request: Any, seen: dict[str, Model], name: str, trained: Trained | 
     raise AssertionError(f"the harness cannot answer {type(request).__name__}")
 
 
-def random_training(seed: int = 0) -> Trained:
+def random_training(seed: int = 0, std: float = 1.0) -> Trained:
     """Every client ends at factors of its own, in the shapes that entered."""
 
     def trained(name: str, model: Model) -> Model:
         key = root_key(seed).fold(name)
         return model.with_parameters(
-            {part: key.fold(part).normal(tuple(value.shape)) for part, value in model.parameters.items()}
+            {part: key.fold(part).normal(tuple(value.shape), std=std) for part, value in model.parameters.items()}
         )
 
     return trained
+
+
+def fading_training(number: int) -> Trained:
+    """Every round other factors, a tenth as large as in the round before, so that a client's last rank shrinks too."""
+    return random_training(number, std=10.0**-number)
 
 
 def equal_training(seed: int = 0) -> Trained:

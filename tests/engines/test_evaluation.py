@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from coterie.algorithms import FedIT, FedPALoRA, LocalOnly
+from coterie.algorithms import FedIT, FedPALoRA, FedSALoRA, FLoRA, LocalOnly
 from coterie.data.text import TextSet
+from coterie.engines import evaluation
 from coterie.engines.evaluation import head_name
 from coterie.engines.in_process import InProcess, Played
 from coterie.engines.measures import spread
 from coterie.engines.setting import Measuring, Site
 from coterie.engines.sites import Volatile, load_record
+from coterie.errors import WireError
 from coterie.maths.keys import root_key
-from coterie.protocol import Client, Evaluate, Model, Predict, Predictions
+from coterie.protocol import Client, Evaluate, Model, Predict, Predictions, map_tensors
 from coterie.training.asks import Ask, Done, Head
 from engines.world import FAST, play, text, with_sites, world
 
@@ -229,3 +233,143 @@ def test_a_site_whose_further_models_fail_keeps_its_own_score_and_is_named() -> 
     found = play(world(Failing(), rounds=1))[-1].metrics["personal"]
     assert found["failed"] == {"c1": "ValueError: no second model"} and "further" not in found
     assert set(found["clients"]["score"]) == {"c0", "c1", "c2"}
+
+
+def passes(run: InProcess) -> Counter[int]:
+    """How often each data set, by its identity, is evaluated from now on."""
+    found: Counter[int] = Counter()
+    answer = run.executor.answer
+
+    def counted(asks: Sequence[Ask]) -> list[Done | Exception]:
+        found.update(id(ask.data) for ask in asks if isinstance(ask.request, Evaluate))
+        return answer(asks)
+
+    run.executor.answer = counted  # type: ignore[method-assign]
+    return found
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on no model has a name by which it could be recognised."""
+
+    def refused(*_: object, **__: object) -> str:
+        raise WireError("cannot travel")
+
+    monkeypatch.setattr(evaluation, "digest", refused)
+
+
+def test_where_all_sites_use_the_global_model_it_is_scored_once_on_each_data_set() -> None:
+    run = world(FedIT(), ranks=(4,) * 5, rounds=1, more_tests=TESTS)
+    counts = passes(run)
+    found = play(run)[-1].metrics
+    assert counts[id(run.setting.pooled_test)] == 1 and {counts[id(data)] for data in TESTS.values()} == {1}
+    assert {counts[id(site.data["test"])] for site in run.setting.sites.values()} == {1}
+    assert {counts[id(site.data["train"])] for site in run.setting.sites.values()} == {1}
+    assert found["personal"]["clients"] == found["global"]["clients"] and len(found["global"]["clients"]["score"]) == 5
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 1), (15, 2), (40, 1), (99, 1)])
+def test_a_score_on_fewer_examples_is_a_pass_of_its_own(limit: int | None, expected: int) -> None:
+    run = world(FedIT(), (4, 4, 4), rounds=1, measuring=Measuring(pooled_limit=limit))
+    counts = passes(run)
+    found = play(run)[-1].metrics
+    assert counts[id(run.setting.pooled_test)] == expected
+    assert found["global"]["pooled"]["examples"] == 40 and found["personal"]["pooled"]["examples"] == min(
+        limit or 40, 40
+    )
+
+
+def test_sites_that_cut_the_global_model_to_their_ranks_are_scored_by_rank() -> None:
+    run = world(FedIT(), ranks=(2, 4, 16, 4, 2), rounds=1)
+    counts = passes(run)
+    play(run)
+    assert counts[id(run.setting.pooled_test)] == 3
+
+
+@pytest.mark.parametrize("sampled", [None, 2])
+def test_heads_of_their_own_tell_equal_models_apart(sampled: int | None) -> None:
+    run = world(FedIT(), (4,) * 5, rounds=1, train=TELLING, head="local", sample=sampled)
+    counts = passes(run)
+    pooled = play(run)[-1].metrics["personal"]["pooled"]
+    # Sites that were not sampled all have the initial head.
+    assert counts[id(run.setting.pooled_test)] == (5 if sampled is None else 3)
+    assert pooled["examples"] == 40
+
+
+class Early(FLoRA):
+    """FLoRA whose sites are evaluated before the base changes; their model is always the bare one."""
+
+    traits = replace(FLoRA.traits, evaluated="before aggregation")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("made", "ranks", "saved"),
+    [
+        # Of three sites, three tests of the task and two rounds: own tests in both, the task's in the last.
+        (FedIT, (4, 4, 4), 2 * 3 + 3 * 3),
+        (FedIT, (2, 4, 16), 2 * 1 + 1 * 3),
+        (FedPALoRA, (2, 4, 16), 2 * 1 + 1 * 3),
+        (FedSALoRA, (4, 4, 4), 0),
+        (LocalOnly, (2, 4, 16), 0),
+        (Early, (4, 4, 4), 2 * 3),
+    ],
+)
+def test_figures_have_the_same_bits_as_if_every_model_were_scored_anew(
+    monkeypatch: pytest.MonkeyPatch, made: Any, ranks: tuple[int, ...], saved: int, strict: bool
+) -> None:
+    def played() -> tuple[list[dict[str, Any]], int]:
+        run = world(made(), ranks, train=TELLING, rounds=2, metrics=("f1",), more_tests=TESTS, strict=strict)
+        counts = passes(run)
+        return [one.metrics for one in play(run)], counts.total()
+
+    told, few = played()
+    forget(monkeypatch)
+    told_anew, many = played()
+    assert told == told_anew and many - few == saved
+
+
+def test_a_base_that_changed_within_the_round_is_scored_anew() -> None:
+    run = world(Early(), (4, 4, 4), train=TELLING, rounds=1)
+    counts = passes(run)
+    found = play(run)[-1].metrics
+    assert counts[id(run.setting.pooled_test)] == 2
+    assert found["personal"]["pooled"]["loss"] != found["global"]["pooled"]["loss"]
+
+
+class Nudged(FedIT):
+    """FedIT that also shows a copy of each site's model, and one with a single other entry."""
+
+    def further_models(self, client: Client, download: Any) -> Mapping[str, Model]:
+        copy = map_tensors(download, torch.clone)
+        name = sorted(download)[0]
+        B = download[name].B.clone()
+        B[0, 0] += 1
+        return {"copy": Model(lora=copy), "nudged": Model(lora=download | {name: replace(download[name], B=B)})}
+
+
+def test_a_copy_is_recognised_and_a_model_changed_in_one_entry_is_scored_anew() -> None:
+    run = world(Nudged(), (4, 4, 4), train=TELLING, rounds=1)
+    counts = passes(run)
+    found = play(run)[-1].metrics["personal"]
+    assert counts[id(run.setting.pooled_test)] == 2
+    assert {counts[id(site.data["test"])] for site in run.setting.sites.values()} == {2}
+    assert found["further"]["copy"] == {name: found[name] for name in ("clients", "pooled")}
+    assert found["further"]["nudged"]["pooled"]["loss"] != found["pooled"]["loss"]
+
+
+def test_models_are_named_only_where_their_data_are_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[Any] = []
+    digest = evaluation.digest
+
+    def noted(content: Any, **options: Any) -> str:
+        if isinstance(content, Model):
+            named.append(content)
+        return digest(content, **options)
+
+    monkeypatch.setattr(evaluation, "digest", noted)
+    run = with_validation(world(LocalOnly(), rounds=2, more_tests=TESTS))
+    rounds = run.rounds(run.begin())
+    next(rounds)
+    assert not named
+    next(rounds)
+    assert len(named) == 3  # each site's model once, for all the task's tests

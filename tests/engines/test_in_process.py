@@ -14,7 +14,20 @@ from coterie.engines.in_process import InProcess
 from coterie.engines.setting import Fault, Measuring
 from coterie.engines.sites import Volatile, load_record
 from coterie.errors import RunError
-from coterie.protocol import Client, Evaluate, Fit, Model, Term, Upload, as_adapters, map_tensors
+from coterie.protocol import (
+    Card,
+    Client,
+    Evaluate,
+    Fit,
+    Model,
+    Phase,
+    Server,
+    Term,
+    Upload,
+    Uploads,
+    as_adapters,
+    map_tensors,
+)
 from coterie.training.asks import Plan, TrainSettings
 from coterie.wire.codec import decode, encode
 from engines.throwaway import TwoStage
@@ -74,6 +87,42 @@ def test_a_late_round_stays_at_the_site_and_is_recorded() -> None:
     played = play(world(FedPALoRA(), store=store, faults=(Fault("c1", 1, "late"),), rounds=1))[0]
     assert played.metrics["late"] == ["c1"] and played.metrics["answered"] == ["c0", "c2"]
     assert set(load_record(store, "c1").memory) == {"factors"}
+
+
+class StayingHome(FedIT):
+    """A last phase in which nothing leaves a client: c0 and c1 let something go all the same, c2 does not."""
+
+    def phases(self, rounds: int) -> list[Phase]:
+        return [Phase("main", rounds), Phase("home", 1, clients="all", uploads=False)]
+
+    def local(self, client: Client, download: Any) -> Any:
+        if client.phase == "main":
+            return (yield from super().local(client, download))
+        fitted = yield Fit(Model(lora=download), head=client.card.id == "c1")
+        return Upload(fitted.model["lora"] if client.card.id == "c0" else None)
+
+    def aggregate(self, state: Any, uploads: Uploads, server: Server) -> Any:
+        return super().aggregate(state, uploads, server) if server.phase == "main" else state
+
+    def check(self, payload: Any, card: Card) -> None:
+        if payload is not None:
+            super().check(payload, card)
+
+
+@pytest.mark.parametrize("head", ["averaged", "local", "frozen"])
+def test_what_would_leave_a_client_in_a_phase_without_uploads_is_refused(head: Any) -> None:
+    run = world(StayingHome(), rounds=1, head=head)
+    before, home = play(run)
+    refused = {"c0": ("a payload", "return Upload(None)")}
+    if head == "averaged":
+        refused["c1"] = ("its trained head", "give Fit head=False")
+    assert home.metrics["failed"] == {
+        name: f"client {name}: {what} would leave it in phase 'home', which uploads nothing; {instead}"
+        for name, (what, instead) in refused.items()
+    }
+    assert home.metrics["answered"] == sorted({"c0", "c1", "c2"} - set(refused))
+    assert not [row for row in run.ledger.rows() if row["round"] == 2 and row["direction"] == "up"]
+    assert encode(home.progress.heads) == encode(before.progress.heads)
 
 
 def test_too_few_answers_end_the_run_with_the_reasons() -> None:

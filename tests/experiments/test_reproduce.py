@@ -25,7 +25,7 @@ from coterie.experiments.papers.definition import at_scale, definition, names
 from coterie.experiments.papers.reading import FIGURES, cell
 from coterie.experiments.papers.server_times import random_factors, server_step
 from coterie.experiments.papers.setting import LABELS, lines
-from coterie.experiments.papers.writing import markdown
+from coterie.experiments.papers.writing import claims, markdown
 from coterie.experiments.reproduce import plan
 from coterie.maths.keys import root_key
 
@@ -137,6 +137,28 @@ def test_the_paper_s_own_figures_bear_out_what_it_says(name: str) -> None:
         assert claim["verdict"] == ("cannot be told" if ours else "holds"), claim
 
 
+@pytest.mark.parametrize(
+    ("flexlora", "verdict", "seeds"),
+    [
+        ({"0": 3.0, "1": 4.0}, "holds", 2),
+        ({"0": 1.0, "1": 9.0}, "holds on average", 2),
+        ({"0": 1.0, "1": 1.5}, "does not hold", 2),
+        ({"0": 2.9, "1": 0.1}, "does not hold on average", 2),
+        ({"0": 3.0}, "holds", 1),
+    ],
+)
+def test_a_statement_holds_only_if_every_seed_says_so(flexlora: dict[str, float], verdict: str, seeds: int) -> None:
+    whole = definition("fedpa/figure1")
+    fedpa = dict.fromkeys(flexlora, 2.0)
+    cells = {
+        row: {"mnli": {"aggregation": cell(values)}} for row, values in (("fedpa-lora", fedpa), ("flexlora", flexlora))
+    }
+    least = next(one for one in judged(whole, cells) if one["says"] == "FedPA-LoRA loses least in aggregation")
+    assert (least["verdict"], least["seeds"]) == (verdict, seeds)
+    told = claims({"kind": "curves", "claims": [least]})[0]
+    assert f"**{verdict}**" in told and ("one seed" in told) == (seeds == 1)
+
+
 def test_a_statement_holds_in_part_and_names_what_is_missing() -> None:
     whole = definition("fedpa/figure1")
     cells = {
@@ -245,7 +267,7 @@ def test_the_command_compares_in_processes_of_their_own(
     assert stop.value.code in (0, None)
     told = capsys.readouterr().out
     assert "start mismatch of B (Eq. 2), one layer | 0" in told
-    assert "**holds**: FedPA-LoRA's start mismatch of B is zero" in told
+    assert "**holds**, one seed: FedPA-LoRA's start mismatch of B is zero" in told
     assert (tmp_path / "reproductions" / "fedpa" / "figure1-small" / "figure.png").is_file()
 
 

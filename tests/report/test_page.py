@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -17,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coterie.cli.main import main
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError
 from coterie.report.writing import write_report
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: it draws the figures")
@@ -228,7 +227,7 @@ JUNK = st.sampled_from([None, "x", -1, 1e308, float("nan"), True, [], {}, [1, "a
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_damage_anywhere_in_the_records_costs_a_figure_at_most(
+def test_damage_anywhere_in_the_records_costs_a_figure_at_most_and_the_page_only_where_no_method_is_left(
     records: Any, tmp_path: Path, data: st.DataObject
 ) -> None:
     folder = tmp_path / "damaged"
@@ -251,5 +250,9 @@ def test_damage_anywhere_in_the_records_costs_a_figure_at_most(
         spot = spot[key]
     spot[key] = data.draw(JUNK)
     place.write_text("\n".join(json.dumps(content) for content in contents), encoding="utf-8")
-    with contextlib.suppress(CoterieError):
-        Tree(page_of(folder, out=tmp_path / "p.html"))
+    if not isinstance(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["method"], str):
+        with pytest.raises(ConfigError, match=r"config\.yaml: names no method, so it is not the file of a run"):
+            page_of(folder, out=tmp_path / "p.html")
+        return
+    tree = Tree(page_of(folder, out=tmp_path / "p.html"))
+    assert {"results", "play-it-again", "settings"} <= set(tree.ids) and "svg" in tree.names

@@ -72,13 +72,13 @@ class Algorithm(ABC):
     def bytes_down(self, layer: Layer, card: Card) -> int:
         """Payload bytes of one download for one adapted layer, by the paper's formula, set-up and base apart."""
 
-    def bytes_of_round(self, layer: Layer, card: Card, number: int) -> tuple[int, int]:
-        """Payload bytes (up, down) of round `number` for a client that missed none.
+    def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
+        """Payload bytes (up, down) of round `number`, one of `phase`, for a client that missed none.
 
-        Only where what travels alternates does it differ from `bytes_up` and `bytes_down`, which then are means over
-        the rounds.
+        `bytes_up` and `bytes_down`, but for phases in which nothing is uploaded. Overridden where what travels depends
+        on the phase (`bytes_up` and `bytes_down` are of the main one) or alternates (they are means over the rounds).
         """
-        return self.bytes_up(layer, card), self.bytes_down(layer, card)
+        return self.bytes_up(layer, card) if phase.uploads else 0, self.bytes_down(layer, card)
 
     def in_federation(self, federation: Federation) -> Self:
         """The same method as its byte formulas are to be asked in this federation, on which their sizes may depend."""

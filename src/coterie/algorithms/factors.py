@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,6 +15,9 @@ from coterie.errors import ConfigError, ModelError
 from coterie.maths import lowrank
 from coterie.maths.keys import Key
 from coterie.protocol import Adapter, Card, Client, Federation, Layer, LowRank, Uploads, weighted_sum
+
+Factor = Literal["B", "A"]
+"""One factor of a pair."""
 
 
 def initial_adapter(layers: Mapping[str, Layer], rank: int, scale: float, key: Key) -> Adapter:
@@ -78,6 +81,40 @@ def pair_bytes(layer: Layer, rank: int) -> int:
     return rank * (layer.d_out + layer.d_in) * BYTES
 
 
+def factor_shape(layer: Layer, rank: int, part: str) -> tuple[int, int]:
+    """Of one factor of a pair, B (m, rank) or A (rank, n)."""
+    return (layer.d_out, rank) if part == "B" else (rank, layer.d_in)
+
+
+def factor_bytes(layer: Layer, rank: int, part: str) -> int:
+    """Bytes of one factor on the wire."""
+    return math.prod(factor_shape(layer, rank, part)) * BYTES
+
+
+def factor_of_pair(adapter: Adapter, part: str, layers: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """One factor, "B" or "A", of every layer, or of these."""
+    return {name: adapter[name].parameters[part] for name in (adapter if layers is None else layers)}
+
+
+def with_factor(adapter: Adapter, part: str, values: Mapping[str, Tensor]) -> Adapter:
+    """The adapter with these values of one factor in place of its own; layers without a value as they are."""
+    return adapter | {name: replace(adapter[name], **{part: value}) for name, value in values.items()}
+
+
+def lacking(changed: Mapping[str, int], answered: Mapping[str, int], card: Card) -> list[str]:
+    """Which factors a client lacks, of those that last changed in these rounds.
+
+    Who answered in round t has both as they were before t; who never did draws the initial ones.
+    """
+    since = answered.get(card.id, 1)
+    return [part for part, number in changed.items() if number >= since]
+
+
+def layers_of(adapter: Adapter) -> dict[str, Layer]:
+    """The layers that these factors are for."""
+    return {name: Layer(int(term.B.shape[-2]), int(term.A.shape[-1])) for name, term in adapter.items()}
+
+
 def cut_for(adapter: Adapter, card: Card, rank: int | None = None) -> Adapter:
     """The first r_i columns and rows of each layer that the client has, written in the client's scale."""
     width = card.rank if rank is None else rank
@@ -125,14 +162,18 @@ def check_adapter(payload: Any, card: Card, rank: int | None = None) -> None:
             raise ModelError(f"client {card.id}, layer {name}: rank {term.rank} where {rank} is expected")
 
 
-def check_factor(payload: Any, card: Card, part: Literal["A", "B"]) -> None:
-    """Raises ModelError unless the upload is one factor, A (r, n) or B (m, r), for each of the client's layers."""
-    shape = "(m, {})" if part == "B" else "({}, n)"
-    r = card.rank
-    wanted = {name: (one.d_out, r) if part == "B" else (r, one.d_in) for name, one in card.layers.items()}
+def is_factor(payload: Any, card: Card, part: Factor) -> bool:
+    """Whether this is that factor, A (r, n) or B (m, r), of each of the client's layers."""
+    wanted = {name: factor_shape(layer, card.rank, part) for name, layer in card.layers.items()}
     found = payload.items() if isinstance(payload, Mapping) else ()
-    if {name: tuple(getattr(x, "shape", ())) for name, x in found} != wanted:
-        raise ModelError(f"client {card.id}: an upload must be one {part} {shape.format(r)} for each adapted layer")
+    return {name: tuple(getattr(one, "shape", ())) for name, one in found} == wanted
+
+
+def check_factor(payload: Any, card: Card, part: Factor) -> None:
+    """Raises ModelError unless the upload `is_factor`."""
+    if not is_factor(payload, card, part):
+        shape = f"(m, {card.rank})" if part == "B" else f"({card.rank}, n)"
+        raise ModelError(f"client {card.id}: an upload must be one {part} {shape} for each adapted layer")
 
 
 def in_one_scale(uploads: Uploads, rank: int) -> list[tuple[str, list[tuple[float, LowRank]]]]:
@@ -190,11 +231,15 @@ def best_rank(
 
 
 def stack_weighted(uploads: Uploads) -> Adapter:
-    """All factors side by side, the weight p_i s_i on one factor only: the product is sum p_i s_i B_i A_i exactly."""
+    """All factors side by side, the weight p_i s_i on one factor only: the product is sum p_i s_i B_i A_i exactly.
+
+    Clients of weight zero are left out.
+    """
     made: Adapter = {}
     for name, terms in by_layer(uploads):
-        B = torch.cat([term.left for _, term in terms], dim=-1)
-        A = torch.cat([weight * float(term.scale) * term.A for weight, term in terms], dim=-2)
+        counting = [(weight, term) for weight, term in terms if weight > 0]
+        B = torch.cat([term.left for _, term in counting], dim=-1)
+        A = torch.cat([weight * float(term.scale) * term.A for weight, term in counting], dim=-2)
         made[name] = LowRank(B, A, 1.0)
     return made
 

@@ -18,8 +18,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import require_common_scale, require_equal_ranks
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import (
+    Factor,
+    factor_bytes,
+    factor_of_pair,
+    factor_shape,
+    is_factor,
+    require_common_scale,
+    require_equal_ranks,
+)
 from coterie.errors import ModelError
 from coterie.maths.keys import Key, root_key
 from coterie.protocol import (
@@ -31,6 +39,7 @@ from coterie.protocol import (
     Layer,
     Model,
     Once,
+    Phase,
     SeededPatch,
     Server,
     Traits,
@@ -39,8 +48,6 @@ from coterie.protocol import (
     message,
 )
 from coterie.protocol.base_log import Distribution
-
-Side = Literal["A", "B"]
 
 
 @message
@@ -97,14 +104,16 @@ class FedRACLoRA(Algorithm):
 
     def local(self, client: Client, download: Download) -> Program:
         side, card = self.side(client.round), client.card
-        zero = {name: torch.zeros(shape(layer, card.rank, side)) for name, layer in card.layers.items()}
+        zero = {name: torch.zeros(factor_shape(layer, card.rank, side)) for name, layer in card.layers.items()}
         start = self.link(zero, card, download.key, client.round)  # B_S random and A = 0, or A_S random and B = 0
         fitted = yield Fit(Model(lora=start.adapter()), train=(f"lora.*.{side}",))
-        return Upload({name: term.parameters[side] for name, term in fitted.model["lora"].items()})
+        return Upload(factor_of_pair(fitted.model["lora"], side))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         side = self.side(server.round)
-        due = uploads.where(lambda one: fits(one.payload, one.card, side))  # all of them, unless one is out of order
+        due = uploads.where(
+            lambda one: is_factor(one.payload, one.card, side)
+        )  # all of them, unless one is out of order
         if not len(due):
             return state
         layers = {name: layer for one in due for name, layer in one.card.layers.items()}
@@ -118,14 +127,14 @@ class FedRACLoRA(Algorithm):
         widths = {name: layers[name].d_out if side == "A" else layers[name].d_in for name in factors}
         return SeededPatch(factors, widths, side, key.fold("round", number), card.scale, self.distribution)
 
-    def side(self, number: int) -> Side:
+    def side(self, number: int) -> Factor:
         """The factor that is trained in this round."""
         if self.sides != "random":
             return self.sides
         return "A" if root_key(self.seed).fold("sides", number).unit(1)[0] < 0.5 else "B"
 
     def check(self, payload: Any, card: Card) -> None:
-        if not fits(payload, card, "A") and not fits(payload, card, "B"):
+        if not is_factor(payload, card, "A") and not is_factor(payload, card, "B"):
             raise ModelError(
                 f"client {card.id}: an upload must be one A ({card.rank}, n), or one B (m, {card.rank}), for each "
                 "adapted layer"
@@ -138,28 +147,11 @@ class FedRACLoRA(Algorithm):
         return Model()
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        sizes = [size_of(layer, card, side) for side in ("A", "B") if self.sides in ("random", side)]
+        sizes = [factor_bytes(layer, card.rank, side) for side in ("A", "B") if self.sides in ("random", side)]
         return sum(sizes) // len(sizes)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return 0  # beside the base: the mean of the trained factor, as large as an upload, and 8 bytes for all layers
 
-    def bytes_of_round(self, layer: Layer, card: Card, number: int) -> tuple[int, int]:
-        return size_of(layer, card, self.side(number)), 0
-
-
-def shape(layer: Layer, rank: int, side: str) -> tuple[int, int]:
-    """Of this factor, A (r, n) or B (m, r)."""
-    return (rank, layer.d_in) if side == "A" else (layer.d_out, rank)
-
-
-def fits(payload: Any, card: Card, side: str) -> bool:
-    """Whether this is that factor of each of the client's layers."""
-    wanted = {name: shape(layer, card.rank, side) for name, layer in card.layers.items()}
-    return isinstance(payload, dict) and {name: tuple(one.shape) for name, one in payload.items()} == wanted
-
-
-def size_of(layer: Layer, card: Card, side: str) -> int:
-    """Bytes of this factor."""
-    rows, columns = shape(layer, card.rank, side)
-    return rows * columns * BYTES
+    def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
+        return factor_bytes(layer, card.rank, self.side(number)), 0

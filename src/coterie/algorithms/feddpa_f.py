@@ -85,7 +85,7 @@ class FedDPAF(Algorithm):
             raise ValueError(f"lam ({self.lam:g}) must be in [0, 1] and anchors ({self.anchors}) at least 1")
 
     def phases(self, rounds: int) -> list[Phase]:
-        return [Phase("main", rounds), Phase("local", 1, clients="all")]
+        return [Phase("main", rounds), Phase("local", 1, clients="all", uploads=False)]
 
     def start(self, federation: Federation, server: Server) -> State:
         return State(initial_pair(federation, server.key("init")))

@@ -34,6 +34,7 @@ from coterie.algorithms.factors import (
     cut_for,
     initial_factors,
     initial_routers,
+    pair_bytes,
     require_equal_layers,
     require_equal_ranks,
 )
@@ -208,15 +209,15 @@ class FedLEASE(Algorithm):
         return replace(self, experts=max(1, most))
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return (card.rank * (layer.d_out + layer.d_in) + self._outputs * layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank) + self._outputs * layer.d_in * BYTES
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return (self._most * card.rank * (layer.d_out + layer.d_in) + self._outputs * layer.d_in) * BYTES
+        return self._most * pair_bytes(layer, card.rank) + self._outputs * layer.d_in * BYTES
 
-    def bytes_of_round(self, layer: Layer, card: Card, number: int) -> tuple[int, int]:
-        if number == 1:
-            return card.rank * (layer.d_out + layer.d_in) * BYTES, 0
-        return self.bytes_up(layer, card), self.bytes_down(layer, card)
+    def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
+        if phase.name == "warm-up":
+            return pair_bytes(layer, card.rank), 0
+        return super().bytes_of_round(layer, card, number, phase)
 
     @property
     def _most(self) -> int:

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Program
-from coterie.algorithms.fedpa_lora import Download, FedPALoRA, State, joint_terms, mismatch, own_factors
+from coterie.algorithms.fedpa_lora import Download, FedPALoRA, State, joint_terms, mismatch, own_factors, preserved
 from coterie.protocol import (
     Adapter,
     Client,
     Evaluate,
     Federation,
-    Fit,
     Gradient,
     Model,
     ProductDistance,
@@ -37,8 +36,23 @@ EPS = 1e-12
 """The paper's epsilon, which keeps denominators from zero."""
 
 
+class OwnLambda:
+    """What the three rules share: measures that count each client's own lambda."""
+
+    def measures(self, state: State, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
+        """FedPA-LoRA's terms with each client's own lambda, and `lam`, the mean of these over those who answered."""
+        lam = {
+            name: 2 * float(penalty.weight)
+            for name, one in seen.items()
+            for penalty in one.penalties
+            if isinstance(penalty, ProductDistance)
+        }
+        told = {"lam": sum(lam.values()) / len(lam)} if lam else {}
+        return joint_terms(state.reference, federation, {name: seen[name] for name in lam}, lam) | told
+
+
 @dataclass(frozen=True)
-class FedPALoss(FedPALoRA):
+class FedPALoss(OwnLambda, FedPALoRA):
     """A client that still has much to learn is drawn less: lambda_0 / (1 + alpha f). `lam` is lambda_0."""
 
     alpha: float = 1.0
@@ -55,12 +69,9 @@ class FedPALoss(FedPALoRA):
         lam = self.lam / (1 + self.alpha * first.loss)  # Eq. 154
         return (yield from trained(client, own, download, lam))
 
-    def measures(self, state: State, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
-        return adaptive_terms(state, federation, seen)
-
 
 @dataclass(frozen=True)
-class FedPAGradient(FedPALoRA):
+class FedPAGradient(OwnLambda, FedPALoRA):
     """Drawn as strongly as the task pulls, in proportion to how far apart the products are already (no lambda_0)."""
 
     lam: float = field(default=1.0, init=False, repr=False)
@@ -84,12 +95,9 @@ class FedPAGradient(FedPALoRA):
         lam = max(self.lam_min, min(ratio, self.lam_max))  # Eq. 156
         return (yield from trained(client, own, download, lam))
 
-    def measures(self, state: State, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
-        return adaptive_terms(state, federation, seen)
-
 
 @dataclass(frozen=True)
-class FedPADirection(FedPALoRA):
+class FedPADirection(OwnLambda, FedPALoRA):
     """Drawn less where task and alignment want the same, up to twice lambda_0 where they oppose. `lam` is lambda_0."""
 
     traits = replace(FedPALoRA.traits, title="FedPA-LoRA, lambda by direction")
@@ -102,15 +110,10 @@ class FedPADirection(FedPALoRA):
         lam = self.lam * max(0.0, 1 - cosine)  # Eq. 157; rounding must not take it below zero
         return (yield from trained(client, own, download, lam))
 
-    def measures(self, state: State, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
-        return adaptive_terms(state, federation, seen)
-
 
 def trained(client: Client, own: Adapter, download: Download, lam: float) -> Program:
     """=> Upload: lines 10-14 of Algorithm 1 with this client's lambda."""
-    fitted = yield Fit(Model(lora=own), penalties=[ProductDistance(download.reference, weight=lam / 2)])
-    client.memory["factors"] = fitted.model["lora"]
-    return Upload(fitted.model["lora"])
+    return Upload((yield from preserved(client, own, ProductDistance(download.reference, weight=lam / 2))))
 
 
 def normalised(gradients: Mapping[str, Tensor], factors: Adapter) -> Tensor:
@@ -138,18 +141,6 @@ def alignment_gradient(own: Adapter, reference: Adapter) -> dict[str, Tensor]:
         found[f"lora.{layer}.B"] = B @ (A @ A.mT) - B_g @ (A_g @ A.mT)
         found[f"lora.{layer}.A"] = (B.mT @ B) @ A - (B.mT @ B_g) @ A_g
     return found
-
-
-def adaptive_terms(state: State, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
-    """FedPA-LoRA's terms with each client's own lambda, and `lam`, the mean of these over those who answered."""
-    lam = {
-        name: 2 * float(penalty.weight)
-        for name, one in seen.items()
-        for penalty in one.penalties
-        if isinstance(penalty, ProductDistance)
-    }
-    told = {"lam": sum(lam.values()) / len(lam)} if lam else {}
-    return joint_terms(state.reference, federation, {name: seen[name] for name in lam}, lam) | told
 
 
 def require_positive(**options: float) -> None:

@@ -13,7 +13,7 @@ own preserved factors; the paper evaluates the global adapter of rank R_g, which
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -110,9 +110,8 @@ class FedPALoRA(Algorithm):
 
     def local(self, client: Client, download: Download) -> Program:
         own = own_factors(client, download)  # lines 3-5, 8
-        fitted = yield Fit(Model(lora=own), penalties=[self.alignment(download.reference)])  # lines 10-12
-        client.memory["factors"] = fitted.model["lora"]  # line 13: never overwritten by the server
-        return Upload(fitted.model["lora"])  # line 14
+        trained = yield from preserved(client, own, self.alignment(download.reference))  # lines 10-13
+        return Upload(trained)  # line 14
 
     def alignment(self, reference: Adapter) -> Penalty:
         """lambda / 2 ||B_i A_i - B_g,i A_g,i||_F^2, summed over layers (Eq. 3)."""
@@ -150,6 +149,14 @@ class FedPALoRA(Algorithm):
 def own_factors(client: Client, download: Download) -> Adapter:
     """What the client kept of its last round; before its first one the initial pair, cut to its rank (lines 3-5, 8)."""
     return kept_factors(client, download.init_key)
+
+
+def preserved(client: Client, own: Adapter, penalty: Penalty) -> Generator[Any, Any, Adapter]:
+    """=> the factors after training, which are also what the client keeps (lines 10-13)."""
+    fitted = yield Fit(Model(lora=own), penalties=[penalty])  # lines 10-12
+    trained: Adapter = fitted.model["lora"]
+    client.memory["factors"] = trained  # line 13: never overwritten by the server
+    return trained
 
 
 def joint_terms(

@@ -16,8 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import check_factor, initial_pair, require_equal_ranks
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import (
+    check_factor,
+    factor_bytes,
+    factor_of_pair,
+    factor_shape,
+    initial_pair,
+    require_equal_ranks,
+    with_factor,
+)
 from coterie.protocol import (
     Adapter,
     Card,
@@ -64,16 +72,15 @@ class FedSALoRA(Algorithm):
         return State(initial_pair(federation, server.key("init")))
 
     def send(self, state: State, card: Card) -> dict[str, Tensor]:
-        return {name: state.lora[name].A for name in card.layers}
+        return factor_of_pair(state.lora, "A", card.layers)
 
     def local(self, client: Client, download: dict[str, Tensor]) -> Program:
         fitted = yield Fit(Model(lora=with_own_B(client, download)))
-        client.memory["B"] = {name: term.B for name, term in fitted.model["lora"].items()}  # stays here
-        return Upload({name: term.A for name, term in fitted.model["lora"].items()})
+        client.memory["B"] = factor_of_pair(fitted.model["lora"], "B")  # stays here
+        return Upload(factor_of_pair(fitted.model["lora"], "A"))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        mean = uploads.mean()  # Abar = sum p_i A_i
-        return replace(state, lora=state.lora | {name: replace(state.lora[name], A=A) for name, A in mean.items()})
+        return replace(state, lora=with_factor(state.lora, "A", uploads.mean()))  # Abar = sum p_i A_i
 
     def check(self, payload: Any, card: Card) -> None:
         check_factor(payload, card, "A")
@@ -85,14 +92,14 @@ class FedSALoRA(Algorithm):
         return None  # without anybody's B there is nothing to deploy
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * layer.d_in * BYTES
+        return factor_bytes(layer, card.rank, "A")
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.rank * layer.d_in * BYTES
+        return factor_bytes(layer, card.rank, "A")
 
 
 def with_own_B(client: Client, shared: dict[str, Tensor]) -> Adapter:
     """The shared A beside the B that this client keeps, which is zero until it has trained."""
-    card = client.card
-    own = client.memory.get("B") or {name: torch.zeros(one.d_out, card.rank) for name, one in card.layers.items()}
-    return {name: LowRank(own[name], A, card.scale) for name, A in shared.items()}
+    layers, rank = client.card.layers, client.card.rank
+    own = client.memory.get("B") or {name: torch.zeros(factor_shape(one, rank, "B")) for name, one in layers.items()}
+    return {name: LowRank(own[name], A, client.card.scale) for name, A in shared.items()}

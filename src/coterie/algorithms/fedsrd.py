@@ -18,6 +18,7 @@ released scripts set them. One scale and one rank are required of all clients.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,13 +27,18 @@ from torch import Tensor
 
 from coterie.algorithms.base import Algorithm, Program
 from coterie.algorithms.factors import (
+    Factor,
     check_factor,
-    initial_adapter,
+    factor_of_pair,
+    factor_shape,
+    initial_pair,
     kept_factors,
+    lacking,
     require_common_scale,
     require_equal_ranks,
+    with_factor,
 )
-from coterie.algorithms.rolora import Factor, factor_of
+from coterie.algorithms.rolora import factor_of
 from coterie.errors import ModelError
 from coterie.maths.keys import Key
 from coterie.maths.lowrank import Factors, best_rank, stack_factors
@@ -56,6 +62,7 @@ from coterie.protocol import (
     LowRank,
     Model,
     Once,
+    Phase,
     Server,
     Sparse,
     Traits,
@@ -136,17 +143,14 @@ class FedSRD(Algorithm):
         require_equal_ranks(federation, self.traits.title)
         require_common_scale(federation, self.traits.title)
         key = server.key("init")
-        lora = initial_adapter(federation.layers, federation.rank, federation.cards[0].scale, key)
-        return State(lora, key, "", {}, {"B": 0, "A": 0}, {})
+        return State(initial_pair(federation, key), key, "", {}, {"B": 0, "A": 0}, {})
 
     def send(self, state: State, card: Card) -> Download:
-        since = state.answered.get(card.id, 1)  # who answered in round t has both factors as they were before t
-        lacking = [factor for factor, changed in state.changed.items() if changed >= since]
-        if lacking == [state.factor] and state.changed[state.factor] == since:
+        due = lacking(state.changed, state.answered, card)
+        if due == [state.factor] and state.changed[state.factor] == state.answered.get(card.id, 1):
             part = {name: delta for name, delta in state.delta.items() if name in card.layers}
             return Download({state.factor: part}, {}, Once(state.init_key))
-        factors = {f: {name: state.lora[name].parameters[f] for name in card.layers} for f in lacking}
-        return Download({}, factors, Once(state.init_key))
+        return Download({}, {f: factor_of_pair(state.lora, f, card.layers) for f in due}, Once(state.init_key))
 
     def local(self, client: Client, download: Download) -> Program:
         start = current_pair(client, download)
@@ -212,19 +216,19 @@ class FedSRD(Algorithm):
         return Model(lora=state.lora)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        sizes = (card.rank * layer.d_out, card.rank * layer.d_in)
+        sizes = [math.prod(factor_shape(layer, card.rank, factor)) for factor in ("B", "A")]
         return sum(sparse_bytes(kept_count(size, self.pruning), size) for size in sizes)  # at most
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return sum(self.delta_bytes(layer, card, factor) for factor in ("B", "A")) // 2
 
-    def bytes_of_round(self, layer: Layer, card: Card, number: int) -> tuple[int, int]:
+    def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
         down = self.delta_bytes(layer, card, self.moved(number - 1)) if number > 1 else 0
         return self.bytes_up(layer, card), down
 
     def delta_bytes(self, layer: Layer, card: Card, factor: str) -> int:
         """Payload bytes of what is sent of this factor's delta."""
-        entries = card.rank * (layer.d_out if factor == "B" else layer.d_in)
+        entries = math.prod(factor_shape(layer, card.rank, factor))
         return sparse_bytes(random_count(entries, self.down_pruning), entries)
 
 
@@ -244,7 +248,7 @@ def current_pair(client: Client, download: Download) -> Adapter:
     for factor, deltas in download.deltas.items():
         pair = pair | {name: added(pair[name], factor, delta) for name, delta in deltas.items()}
     for factor, values in download.factors.items():
-        pair = {name: replace(term, **{factor: values[name]}) for name, term in pair.items()}
+        pair = with_factor(pair, factor, values)
     return pair
 
 

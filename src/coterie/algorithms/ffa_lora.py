@@ -13,13 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.base import Algorithm, Program
 from coterie.algorithms.factors import (
     check_factor,
+    factor_bytes,
+    factor_of_pair,
     initial_factors,
     initial_pair,
     require_common_scale,
     require_equal_ranks,
+    with_factor,
 )
 from coterie.maths.keys import Key
 from coterie.protocol import (
@@ -83,15 +86,14 @@ class FFALoRA(Algorithm):
         return State(initial_pair(federation, key), key)
 
     def send(self, state: State, card: Card) -> Download:
-        return Download({name: state.lora[name].B for name in card.layers}, Once(state.init_key))
+        return Download(factor_of_pair(state.lora, "B", card.layers), Once(state.init_key))
 
     def local(self, client: Client, download: Download) -> Program:
         fitted = yield Fit(Model(lora=with_common_A(client.card, download)), train=("lora.*.B",))
-        return Upload({name: term.B for name, term in fitted.model["lora"].items()})
+        return Upload(factor_of_pair(fitted.model["lora"], "B"))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        mean = uploads.mean()  # Bbar = sum p_i B_i
-        return replace(state, lora=state.lora | {name: replace(state.lora[name], B=B) for name, B in mean.items()})
+        return replace(state, lora=with_factor(state.lora, "B", uploads.mean()))  # Bbar = sum p_i B_i
 
     def check(self, payload: Any, card: Card) -> None:
         check_factor(payload, card, "B")
@@ -103,13 +105,12 @@ class FFALoRA(Algorithm):
         return Model(lora=state.lora)
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * layer.d_out * BYTES
+        return factor_bytes(layer, card.rank, "B")
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return card.rank * layer.d_out * BYTES
+        return factor_bytes(layer, card.rank, "B")
 
 
 def with_common_A(card: Card, download: Download) -> Adapter:
     """The downloaded B beside the A that everybody draws from the same seed."""
-    drawn = initial_factors(card, download.init_key)
-    return {name: replace(drawn[name], B=B) for name, B in download.B.items()}
+    return with_factor(initial_factors(card, download.init_key), "B", download.B)

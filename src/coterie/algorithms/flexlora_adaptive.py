@@ -33,7 +33,9 @@ class State(FlexState):
 class FlexLoRAAdaptive(RankUpdate, FlexLoRA):
     """FlexLoRA whose clients find their ranks anew after every `update_every` rounds."""
 
-    traits = replace(FlexLoRA.traits, title="FlexLoRA, adaptive ranks", paper="arXiv 2402.11505 + 2608.10144")
+    traits = replace(
+        FlexLoRA.traits, title="FlexLoRA, adaptive ranks", paper="arXiv 2402.11505 + 2608.10144", adaptive_size=True
+    )
 
     def start(self, federation: Federation, server: Server) -> State:
         return State(super().start(federation, server).lora, {}, 0)

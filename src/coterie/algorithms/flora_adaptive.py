@@ -36,7 +36,11 @@ class FLoRAAdaptive(RankUpdate, FLoRA):
     """FLoRA whose clients find their ranks anew after every `update_every` rounds."""
 
     traits = replace(
-        FLoRA.traits, title="FLoRA, adaptive ranks", paper="arXiv 2409.05976 + 2608.10144", keeps_memory=True
+        FLoRA.traits,
+        title="FLoRA, adaptive ranks",
+        paper="arXiv 2409.05976 + 2608.10144",
+        keeps_memory=True,
+        adaptive_size=True,
     )
 
     def start(self, federation: Federation, server: Server) -> State:

@@ -81,6 +81,7 @@ class HetLoRA(Algorithm):
         weights="uniform",
         one_client=True,
         equal_clients=True,
+        adaptive_size=True,
     )
 
     def __post_init__(self) -> None:

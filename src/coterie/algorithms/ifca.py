@@ -20,9 +20,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.base import Algorithm, Program
 from coterie.algorithms.clustered import mean_of_members, members
-from coterie.algorithms.factors import check_adapter, cut_for, initial_adapter
+from coterie.algorithms.factors import check_adapter, cut_for, initial_pair, pair_bytes
 from coterie.errors import ModelError
 from coterie.protocol import (
     Adapter,
@@ -97,11 +97,10 @@ class IFCA(Algorithm):
         return tuple(map(str, range(self.clusters)))
 
     def phases(self, rounds: int) -> list[Phase]:
-        return [Phase("main", rounds), Phase("choice", 1, clients="all", trains=False)]
+        return [Phase("main", rounds), Phase("choice", 1, clients="all", trains=False, uploads=False)]
 
     def start(self, federation: Federation, server: Server) -> State:
-        scale = federation.cards[0].scale
-        fresh = initial_adapter(federation.layers, federation.rank, scale, server.key("init"))
+        fresh = initial_pair(federation, server.key("init"))
         order = server.key("deal").permutation(len(federation.cards)) % self.clusters
         dealt = {card.id: self.names[place] for card, place in zip(federation.cards, order, strict=True)}
         return State(dict.fromkeys(self.names, fresh), dealt)
@@ -146,10 +145,10 @@ class IFCA(Algorithm):
         return self.names
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return card.rank * (layer.d_out + layer.d_in) * BYTES
+        return pair_bytes(layer, card.rank)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return self.clusters * card.rank * (layer.d_out + layer.d_in) * BYTES
+        return self.clusters * pair_bytes(layer, card.rank)
 
 
 def nearest(losses: list[float], names: tuple[str, ...]) -> str:

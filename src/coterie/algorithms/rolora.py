@@ -11,19 +11,24 @@ solves for B exactly and takes a gradient step on A. One scale and one rank are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
+from coterie.algorithms.base import Algorithm, Program
 from coterie.algorithms.factors import (
+    Factor,
     check_factor,
+    factor_bytes,
+    factor_of_pair,
     initial_pair,
     kept_factors,
+    lacking,
     pair_bytes,
     require_common_scale,
     require_equal_ranks,
+    with_factor,
 )
 from coterie.errors import ModelError
 from coterie.maths.keys import Key
@@ -36,14 +41,13 @@ from coterie.protocol import (
     Layer,
     Model,
     Once,
+    Phase,
     Server,
     Traits,
     Upload,
     Uploads,
     message,
 )
-
-Factor = Literal["B", "A"]
 
 
 @message
@@ -102,17 +106,14 @@ class RoLoRA(Algorithm):
         return State(lora, key, {"B": 0, "A": 0}, {})
 
     def send(self, state: State, card: Card) -> Download:
-        # Who answered in round t has both factors as they were before t; who never did draws the initial ones.
-        since = state.answered.get(card.id, 1)
-        lacking = [factor for factor, changed in state.changed.items() if changed >= since]
-        factors = {f: {name: state.lora[name].parameters[f] for name in card.layers} for f in lacking}
-        return Download(factors, Once(state.init_key))
+        due = lacking(state.changed, state.answered, card)
+        return Download({f: factor_of_pair(state.lora, f, card.layers) for f in due}, Once(state.init_key))
 
     def local(self, client: Client, download: Download) -> Program:
         start, trains = current_pair(client, download), factor_of(client.round)
         client.memory["factors"] = start
         fitted = yield Fit(Model(lora=start), train=(f"lora.*.{trains}",))
-        return Upload(Half(trains, {name: term.parameters[trains] for name, term in fitted.model["lora"].items()}))
+        return Upload(Half(trains, factor_of_pair(fitted.model["lora"], trains)))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         trained = factor_of(server.round)
@@ -120,11 +121,9 @@ class RoLoRA(Algorithm):
         if not len(due):
             return state
         mean = due.mean(lambda payload: payload.values)  # Bbar = sum p_i B_i, or Abar = sum p_i A_i
-        lora = {name: replace(state.lora[name], **{trained: value}) for name, value in mean.items()}
+        lora = with_factor(state.lora, trained, mean)
         answered = dict.fromkeys((one.card.id for one in due), server.round)
-        return State(
-            state.lora | lora, state.init_key, state.changed | {trained: server.round}, state.answered | answered
-        )
+        return State(lora, state.init_key, state.changed | {trained: server.round}, state.answered | answered)
 
     def check(self, payload: Any, card: Card) -> None:
         if not isinstance(payload, Half) or payload.factor not in ("B", "A"):
@@ -143,9 +142,9 @@ class RoLoRA(Algorithm):
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return pair_bytes(layer, card.rank) // 2
 
-    def bytes_of_round(self, layer: Layer, card: Card, number: int) -> tuple[int, int]:
-        size = {"B": card.rank * layer.d_out * BYTES, "A": card.rank * layer.d_in * BYTES}
-        return size[factor_of(number)], size[factor_of(number - 1)] if number > 1 else 0
+    def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
+        up, down = (factor_bytes(layer, card.rank, factor_of(t)) for t in (number, number - 1))
+        return up, down if number > 1 else 0
 
 
 def factor_of(number: int) -> Factor:
@@ -157,5 +156,5 @@ def current_pair(client: Client, download: Download) -> Adapter:
     """The global pair: what the client had in its last round, or drew, with what it was sent in its place."""
     pair = kept_factors(client, download.init_key)
     for factor, values in download.factors.items():
-        pair = {name: replace(term, **{factor: values[name]}) for name, term in pair.items()}
+        pair = with_factor(pair, factor, values)
     return pair

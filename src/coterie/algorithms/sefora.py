@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import gaussian_adapter, pair_bytes, require_common_scale
+from coterie.algorithms.factors import gaussian_adapter, layers_of, pair_bytes, require_common_scale
 from coterie.algorithms.rank_update import RankUpdate, average_rank, ranks_of, truncated
 from coterie.algorithms.sketches import (
     Sketches,
@@ -126,9 +126,10 @@ class SeFoRA(SketchSizes, RankUpdate, Algorithm):
         return sketched(trained, client.card, key, lambda layer: self.sizes(layer, download.rank))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        layers = {name: Layer(len(term.B), term.A.shape[-1]) for name, term in state.lora.items()}
         key = state.key.fold(server.round)
-        means = mean_sketches(uploads, layers, key, lambda layer: self.sizes(layer, state.rank))  # line 30
+        means = mean_sketches(
+            uploads, layers_of(state.lora), key, lambda layer: self.sizes(layer, state.rank)
+        )  # line 30
         made = {name: self.rebuilt(state.lora[name], *mean) for name, mean in means.items()}  # line 31
         return replace(state, lora=state.lora | made, round=server.round)
 

@@ -6,7 +6,8 @@ linear sketches, so the server never sees a factor, needs their sum alone, and t
 Up: Y_i = B_i (A_i Omega) and Z_i = (Psi B_i) A_i, s m + k n scalars a layer whatever r_i, with s = 3 R and k = 6 R, R
 the largest R_i. Down: the reference, R_i (m + n); once, the seed of the initial factors and of all rounds' matrices.
 The reference is the truncated SVD of what the mean sketch gives back, so that its leading R_i columns and rows are a
-client's, as FedPA-LoRA's are. Exact where the mean product has a rank up to R; beyond, nearer than SeFoRA's k = r + 2.
+client's, as FedPA-LoRA's are; in a narrower layer the rest is zero. Exact where the mean product has a rank up to R;
+beyond, nearer than SeFoRA's k = r + 2.
 Deviations: lines 16-19 of FedPA-LoRA are SeFoRA's lines 30-31, with shrunk least squares (`sefora_plus`); all else is
 FedPA-LoRA's. A layer is never sketched wider or higher than it is.
 """
@@ -20,8 +21,9 @@ from typing import Any, Literal, Self
 import torch
 
 from coterie.algorithms.base import Program
+from coterie.algorithms.factors import layers_of
 from coterie.algorithms.fedpa_lora import Download as References
-from coterie.algorithms.fedpa_lora import FedPALoRA, State, own_factors
+from coterie.algorithms.fedpa_lora import FedPALoRA, State, own_factors, preserved
 from coterie.algorithms.sketches import (
     check_sketches,
     mean_sketches,
@@ -30,15 +32,14 @@ from coterie.algorithms.sketches import (
     sketched,
     trained_by,
 )
+from coterie.errors import ConfigError
 from coterie.maths.sketch import unsketch_shrunk
 from coterie.protocol import (
     Card,
     Client,
     Federation,
-    Fit,
     Layer,
     LowRank,
-    Model,
     Once,
     Seen,
     Server,
@@ -94,7 +95,9 @@ class SketchPA(FedPALoRA):
 
     def start(self, federation: Federation, server: Server) -> State:
         state = super().start(federation, server)
-        return replace(state, rank=self.in_federation(federation).rank or state.rank)
+        if self.rank is not None and self.rank < state.rank:
+            raise ConfigError(f"rank must be at least {state.rank}, the largest reference rank, not {self.rank}")
+        return replace(state, rank=self.rank or state.rank)
 
     def send(self, state: State, card: Card) -> Download:
         sent = super().send(state, card)
@@ -102,14 +105,12 @@ class SketchPA(FedPALoRA):
 
     def local(self, client: Client, download: Any) -> Program:
         own = own_factors(client, download)
-        fitted = yield Fit(Model(lora=own), penalties=[self.alignment(download.reference)])
-        client.memory["factors"] = fitted.model["lora"]
+        trained = yield from preserved(client, own, self.alignment(download.reference))
         key = download.init_key.fold("sketch", client.round)
-        return Upload(sketched(fitted.model["lora"], client.card, key, lambda one: self.sizes(one, download.rank)))
+        return Upload(sketched(trained, client.card, key, lambda one: self.sizes(one, download.rank)))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        layers = {name: Layer(len(term.B), term.A.shape[-1]) for name, term in state.reference.items()}
-        key = state.init_key.fold("sketch", server.round)
+        key, layers = state.init_key.fold("sketch", server.round), layers_of(state.reference)
         means = mean_sketches(uploads, layers, key, lambda layer: self.sizes(layer, state.rank))
         made = {}
         for name, (Y, Z, (Omega, Psi)) in means.items():
@@ -117,7 +118,7 @@ class SketchPA(FedPALoRA):
             U, SVh = unsketch_shrunk(Y, Z, Omega, Psi, min(state.rank, Y.shape[-1]))
             S = SVh.norm(dim=-1)
             B, A = U * S, torch.where(S[:, None] > 0, SVh / S[:, None], 0)
-            made[name] = LowRank(B.to(before.B.dtype), A.to(before.A.dtype), before.scale)
+            made[name] = LowRank(B.to(before.B.dtype), A.to(before.A.dtype), before.scale).padded(state.rank)
         return replace(state, reference=state.reference | made)
 
     def check(self, payload: Any, card: Card) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import BYTES, Program
-from coterie.algorithms.factors import completed, require_equal_ranks
+from coterie.algorithms.factors import completed, layers_of, require_equal_ranks
 from coterie.algorithms.fedit import FedIT
 from coterie.errors import ModelError
 from coterie.maths.keys import Key
@@ -109,9 +109,6 @@ class SLoRA(FedIT):
             return max(1, round(rounds / 10)) if rounds > 1 else 0
         return min(self.sparse_rounds, rounds)
 
-    def in_federation(self, federation: Federation) -> SLoRA:
-        return replace(self, sparse_rounds=self.stage_1(federation.rounds))
-
     def start(self, federation: Federation, server: Server) -> Any:
         require_equal_ranks(federation, self.traits.title)
         last, rank = self.stage_1(federation.rounds), federation.rank
@@ -138,7 +135,7 @@ class SLoRA(FedIT):
         values = state.values | due.mean(lambda payload: payload.values)  # D = sum p_i D_i
         if server.round < state.last:
             return replace(state, values=values)
-        changes = self.changed(shapes(state.lora), values, state.mask_key)["sparse"]
+        changes = self.changed(layers_of(state.lora), values, state.mask_key)["sparse"]
         primed = {name: factors(changes[name], term) for name, term in state.lora.items()}
         return replace(state, lora=completed(primed, server.key("completion")), values=None)
 
@@ -170,17 +167,12 @@ class SLoRA(FedIT):
     def global_model(self, state: Any) -> Model:
         if state.values is None:
             return super().global_model(state)
-        return self.changed(shapes(state.lora), state.values, state.mask_key)
+        return self.changed(layers_of(state.lora), state.values, state.mask_key)
 
-    def bytes_of_round(self, layer: Layer, card: Card, number: int) -> tuple[int, int]:
-        if number > (self.sparse_rounds or 0):
-            return super().bytes_of_round(layer, card, number)
+    def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
+        if phase.name != "sparse":
+            return super().bytes_of_round(layer, card, number, phase)
         return self.count(layer, card.rank) * BYTES, self.count(layer, card.rank) * BYTES
-
-
-def shapes(lora: Adapter) -> dict[str, Layer]:
-    """The layers that these factors are for."""
-    return {name: Layer(int(term.B.shape[-2]), int(term.A.shape[-1])) for name, term in lora.items()}
 
 
 def factors(change: SparseDelta, like: LowRank) -> LowRank:

@@ -57,8 +57,8 @@ class Wrapped(Algorithm):
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return self.inner.bytes_down(layer, card)
 
-    def bytes_of_round(self, layer: Layer, card: Card, number: int) -> tuple[int, int]:
-        return self.inner.bytes_of_round(layer, card, number)
+    def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
+        return self.inner.bytes_of_round(layer, card, number, phase)
 
     def in_federation(self, federation: Federation) -> Self:
         return replace(self, inner=self.inner.in_federation(federation))

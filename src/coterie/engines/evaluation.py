@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from coterie.data.sequences import DataSet
@@ -13,11 +13,12 @@ from coterie.engines.measures import spread
 from coterie.engines.setting import Setting
 from coterie.engines.sites import Store, load_record, memory_of
 from coterie.engines.traffic import Traffic, joined, separated
-from coterie.errors import CoterieError, RunError
+from coterie.errors import CoterieError, RunError, WireError
 from coterie.maths.keys import Key, root_key
 from coterie.protocol import Client, Evaluate, Model, Score, SiteRecord
 from coterie.training.asks import Ask, Done, Head
 from coterie.training.executor import Executor
+from coterie.wire.codec import digest
 
 Figures = dict[str, Any]
 """What goes into a line of metrics.jsonl.
@@ -30,7 +31,10 @@ is the first of the task's metrics.
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation may look at."""
+    """What an evaluation may look at, and the scores that are known in its round, lest equal models be scored again.
+
+    A data set counts as the same by its identity; it stands beside its score, so that no other one can take that over.
+    """
 
     setting: Setting
     executor: Executor
@@ -38,6 +42,7 @@ class Evaluation:
     round: int
     phase: str
     traffic: Traffic
+    known: dict[Hashable, tuple[DataSet, Score]] = field(default_factory=dict)
 
 
 def head_of(setting: Setting, state: Any, heads: Mapping[str, Head], name: str, record: SiteRecord) -> Head | None:
@@ -82,6 +87,7 @@ def global_scores(
     if model is None:
         return None, None
     kept = setting.head == "local"  # else no site's record needs reading, however many there are
+    deployed = _Named(model)
 
     @cache
     def own(name: str) -> Head | None:
@@ -89,13 +95,14 @@ def global_scores(
 
     def on_test(data: DataSet) -> Figures:
         if kept:
-            return _mean(_scores(view, {name: (model, own(name), data) for name in sorted(setting.sites)}, limit))
+            asked = {name: (deployed, own(name), data) for name in sorted(setting.sites)}
+            return _mean(_scores(view, asked, limit, again=True))
         head = heads.get(head_name(setting.server_spec, "all"))
-        return _mean(_scores(view, {"server": (model, head, data)}, limit))
+        return _mean(_scores(view, {"server": (deployed, head, data)}, limit, again=clients))
 
-    def on_shares(part: str) -> dict[str, Score]:
-        asked = {name: (model, own(name), setting.sites[name].data[part]) for name in _holders(setting, part)}
-        return _scores(view, asked, None)
+    def on_shares(part: str, again: bool) -> dict[str, Score]:
+        asked = {name: (deployed, own(name), setting.sites[name].data[part]) for name in _holders(setting, part)}
+        return _scores(view, asked, None, again=again)
 
     found: Figures = {}
     if setting.pooled_test is not None:
@@ -103,8 +110,8 @@ def global_scores(
     if setting.more_tests:
         found["more"] = {name: on_test(data) for name, data in sorted(setting.more_tests.items())}
     if clients:
-        found["clients"] = _by_client(on_shares("test"))
-    return found, _validation(on_shares("validation"))
+        found["clients"] = _by_client(on_shares("test", again=True))
+    return found, _validation(on_shares("validation", again=False))
 
 
 def personal_scores(
@@ -124,21 +131,23 @@ def personal_scores(
     validation: dict[str, Score] = {}
     failed: dict[str, str] = {}
     pooled = pooled and (setting.pooled_test is not None or bool(setting.more_tests))
-    validated = _holders(setting, "validation") if setting.algorithm.global_model(state) is None else []
+    alone = setting.algorithm.global_model(state) is None
+    validated = _holders(setting, "validation") if alone else []
     if not pooled and not validated and not _holders(setting, "test"):
         return own.figures(), None
     for site in _sites(view, state, heads, downloads, failed):
-        _show(view, site, site.model, pooled, own)
+        used = _Named(site.model)
+        _show(view, site, used, pooled, own, again=not alone)
         if site.name in validated:
             data = setting.sites[site.name].data["validation"]
-            validation |= _scores(view, {site.name: (site.model, site.head, data)}, None)
+            validation |= _scores(view, {site.name: (used, site.head, data)}, None, again=False)
         try:
             others = setting.algorithm.further_models(site.client, site.download)
         except Exception as error:
             failed[site.name] = said(error)
             continue
         for name, model in others.items():
-            _show(view, site, model, pooled, further.setdefault(name, _Shown()))
+            _show(view, site, _Named(model), pooled, further.setdefault(name, _Shown()), again=not alone)
     found = own.figures()
     if further:
         found["further"] = {name: shown.figures() for name, shown in sorted(further.items())}
@@ -170,10 +179,10 @@ def objective(view: Evaluation, parties: Mapping[str, tuple[Party, float]]) -> d
     """
     limit = view.setting.measuring.objective_examples
     asked = {
-        name: (party.fits[-1][1].model, party.head, party.data[party.fits[-1][0].data])
+        name: (_Named(party.fits[-1][1].model), party.head, party.data[party.fits[-1][0].data])
         for name, (party, _) in parties.items()
     }
-    scores = _scores(view, asked, limit, ())
+    scores = _scores(view, asked, limit, again=False, judged_by=())
     task = sum(weight * scores[name].loss for name, (_, weight) in parties.items())
     penalty = sum(weight * party.fits[-1][1].penalty_after for party, weight in parties.values())
     return {"task": task, "local": task + penalty}
@@ -196,6 +205,18 @@ class _Site:
     head: Head | None
 
 
+@dataclass(frozen=True)
+class _Named:
+    """A model whose content has a name, which is made when it is first asked for."""
+
+    model: Model
+
+    @cached_property
+    def digest(self) -> str | None:
+        """See `_digest`."""
+        return _digest(self.model)
+
+
 @dataclass
 class _Shown:
     """What sites' models of one kind scored, by client: on own tests, on the pooled one, on further ones by name."""
@@ -214,20 +235,23 @@ class _Shown:
         return found
 
 
-def _show(view: Evaluation, site: _Site, model: Model, pooled: bool, shown: _Shown) -> None:
-    """Adds what a model of this site scores: on its own test, and, if `pooled`, on the task's tests."""
+def _show(view: Evaluation, site: _Site, model: _Named, pooled: bool, shown: _Shown, again: bool) -> None:
+    """Adds what a model of this site scores: on its own test, and, if `pooled`, on the task's tests.
+
+    again: whether the global model is scored on its own test too.
+    """
     setting, limit = view.setting, view.setting.measuring.pooled_limit
 
-    def score(data: DataSet, limit: int | None) -> Score:
-        return _scores(view, {site.name: (model, site.head, data)}, limit)[site.name]
+    def score(data: DataSet, limit: int | None, again: bool) -> Score:
+        return _scores(view, {site.name: (model, site.head, data)}, limit, again=again)[site.name]
 
     test = setting.sites[site.name].data.get("test")
     if test is not None and len(test) > 0:
-        shown.own[site.name] = score(test, None)
+        shown.own[site.name] = score(test, None, again)
     if pooled and setting.pooled_test is not None:
-        shown.pooled[site.name] = score(setting.pooled_test, limit)
+        shown.pooled[site.name] = score(setting.pooled_test, limit, True)
     for name, data in sorted(setting.more_tests.items()) if pooled else ():
-        shown.more.setdefault(name, {})[site.name] = score(data, limit)
+        shown.more.setdefault(name, {})[site.name] = score(data, limit, True)
 
 
 def _sites(
@@ -268,25 +292,52 @@ def _sites(
 
 def _scores(
     view: Evaluation,
-    asked: Mapping[str, tuple[Model, Head | None, DataSet]],
+    asked: Mapping[str, tuple[_Named, Head | None, DataSet]],
     limit: int | None,
+    *,
+    again: bool,
     judged_by: tuple[str, ...] | None = None,
 ) -> dict[str, Score]:
-    """The score of each model with its head on its data, by party; `judged_by`: the task's metrics unless given."""
-    asks = []
+    """The score of each model with its head on its data, by party; `judged_by`: the task's metrics unless given.
+
+    again: whether these data are scored more often in this round, so that equal models are worth being recognised.
+    The executor evaluates each ask in a pass of its own, so a score that is known has the very bits of a new one.
+    """
+    judged_by = view.setting.metrics if judged_by is None else judged_by
+    places: dict[str, Hashable] = {}
+    asks: dict[Hashable, Ask] = {}
     for name, (model, head, data) in asked.items():
         site = view.setting.sites.get(name)
-        spec = model.spec or (view.setting.server_spec if site is None else site.card.spec)
-        request = Evaluate(model, "test", limit, view.setting.metrics if judged_by is None else judged_by)
-        asks.append(Ask(name, request, spec, head, data, Key(0)))
-    found = {}
-    for name, done in zip(asked, view.executor.answer(asks), strict=True):
+        spec = model.model.spec or (view.setting.server_spec if site is None else site.card.spec)
+        content = (model.digest, _digest(head)) if again else (None, None)
+        place: Hashable = name
+        if None not in content:
+            base = view.executor.bases.get(spec)
+            version = None if base is None else base.version  # aggregation may have changed it within the round
+            count = len(data) if limit is None else min(limit, len(data))
+            place = (content, spec, version, id(data), count, judged_by)
+        places[name] = place
+        if place not in view.known and place not in asks:
+            request = Evaluate(model.model, "test", limit, judged_by)
+            asks[place] = Ask(name, request, spec, head, data, Key(0))
+    found: dict[Hashable, tuple[DataSet, Score]] = {}
+    for (place, ask), done in zip(asks.items(), view.executor.answer(list(asks.values())), strict=True):
         if not isinstance(done, Done) or not isinstance(done.answer, Score):
-            raise RunError(f"evaluating {name} in round {view.round} failed: {done}") from (
+            raise RunError(f"evaluating {ask.party} in round {view.round} failed: {done}") from (
                 done if isinstance(done, Exception) else None
             )
-        found[name] = done.answer
-    return found
+        found[place] = (asked[ask.party][2], done.answer)
+    if again:
+        view.known.update((place, one) for place, one in found.items() if isinstance(place, tuple))
+    return {name: (found.get(place) or view.known[place])[1] for name, place in places.items()}
+
+
+def _digest(content: Model | Head | None) -> str | None:
+    """A name for what is in a model or a head; None where it cannot be written as bytes, and so has none."""
+    try:
+        return digest(content, dense=True)
+    except WireError:
+        return None
 
 
 def _holders(setting: Setting, part: str) -> list[str]:

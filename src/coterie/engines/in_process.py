@@ -213,7 +213,7 @@ class InProcess:
             record = load_record(self.store, name)
             log = base_of(progress.state)
             for patch in log.since(record.base_version):
-                traffic.carry(name, "down", "base", patch)
+                traffic.book(name, "down", "base", patch)  # the executor has it already
             head = head_of(self.setting, progress.state, progress.heads, name, record)
             choices = self.algorithm.head_choices(progress.state, card)
             group_heads: dict[str, Head] = {}
@@ -267,6 +267,14 @@ class InProcess:
                 raise RunError(
                     f"client {name}: uploaded in phase {phase.name!r} without any answered Fit; is a `yield` missing?"
                 )
+            averaged = self.setting.head == "averaged" and visit.party.head_trained
+            if not phase.uploads and (outcome.payload is not None or averaged):
+                what, instead = "a payload", "return Upload(None)"
+                if outcome.payload is None:
+                    what, instead = "its trained head", "give Fit head=False"
+                raise RunError(
+                    f"client {name}: {what} would leave it in phase {phase.name!r}, which uploads nothing; {instead}"
+                )
             payload = outcome.payload
             if fault == "nan":
                 payload = poisoned(payload)
@@ -277,7 +285,7 @@ class InProcess:
             visit.payload = traffic.carry(name, "up", "message", payload)
             check_arrival(visit.payload, visit.client.card)
             self.algorithm.check(visit.payload, visit.client.card)
-            if self.setting.head == "averaged" and visit.party.head_trained:
+            if averaged:
                 visit.party.head = traffic.carry(name, "up", "head", visit.party.head)
                 check_head(visit.party.head, visit.fields["head"], visit.client.card)
             visit.fields["previous"] = factors_in(visit.record.uploaded)

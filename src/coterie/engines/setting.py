@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from coterie.algorithms import Algorithm
@@ -94,13 +95,13 @@ class Setting:
         if self.algorithm.traits.pools_data and self.head == "local":  # no site trains a head to keep
             object.__setattr__(self, "head", "averaged")
 
-    @property
+    @cached_property
     def federation(self) -> Federation:
         """The cards in id order."""
         cards = tuple(self.sites[name].card for name in sorted(self.sites))
         return Federation(cards, self.rounds, tuple(sorted(self.server_data)))
 
-    @property
+    @cached_property
     def server_spec(self) -> str:
         """The base model of the server: that of the first client in id order."""
         return self.federation.cards[0].spec

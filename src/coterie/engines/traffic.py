@@ -24,9 +24,13 @@ class Traffic:
         """Books a message and returns what the other side receives; None costs nothing."""
         if content is None:
             return None
+        self.book(client, direction, kind, content)
+        return self.transferred(content)
+
+    def book(self, client: str, direction: Direction, kind: Kind, content: Any) -> None:
+        """Books a message that the other side gets by another way than this."""
         amount = size(content)
         self.ledger.add(self.round, self.phase, client, direction, kind, amount.payload, amount.overhead)
-        return self.transferred(content)
 
     def transferred(self, content: Any) -> Any:
         """The same content as the other side's own: through bytes in strict mode, else a copy."""

@@ -110,12 +110,16 @@ class Federation:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of rounds. `clients` says who takes part; `trains` that an upload without any Fit is a mistake."""
+    """A stretch of rounds. `clients` says who takes part; `trains` that an upload without any Fit is a mistake.
+
+    uploads: whether anything leaves a client in it; where not, a payload and a trained averaged head are refused.
+    """
 
     name: str
     rounds: int
     clients: Literal["sampled", "all", "none"] = "sampled"
     trains: bool = True
+    uploads: bool = True
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,8 @@ class Traits:
     linear_upload: the server uses only weighted sums of what is uploaded.
     averages: the new state's `lora` is the weighted mean of the factors that clients trained, so that a server
         optimiser or a proximal term may stand around the method.
-    adaptive_size: how much is uploaded depends on what was trained; the method's formula says how much at most.
+    adaptive_size: how much is uploaded (and sent back) depends on what was trained; the method's formula says how
+        much at most.
     changes_base: the method patches the base model.
     personal: sites use models that differ beyond their rank.
     keeps_memory: sites keep values of their own between rounds.

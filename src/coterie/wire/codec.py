@@ -139,9 +139,9 @@ def size(message: Any, *, dense: bool = False) -> Size:
     return Size(payload=offset, overhead=8 + padded)
 
 
-def digest(message: Any) -> str:
-    """A name for the content of a message: sha256 of its bytes, hex."""
-    return hashlib.sha256(encode(message)).hexdigest()
+def digest(message: Any, *, dense: bool = False) -> str:
+    """A name for the content of a message: sha256 of its bytes, hex; `dense` as in `encode`."""
+    return hashlib.sha256(encode(message, dense=dense)).hexdigest()
 
 
 def _parts(message: Any, dense: bool) -> _Parts:

@@ -13,8 +13,12 @@ Cells = Mapping[str, Mapping[str, Mapping[str, Cell]]]
 
 
 def judged(definition: Definition, cells: Cells) -> list[dict[str, Any]]:
-    """Each claim with a verdict (`holds`, `holds in part`, `does not hold`, `cannot be told`, `not tested`), how many
-    comparisons agree, which rows are missing, and each comparison in words, or why there is none."""
+    """Each claim with a verdict, how many comparisons agree, which rows are missing, and each comparison in words, or
+    why there is none.
+
+    Verdicts are `holds`, `holds in part` (of its comparisons), `does not hold`, with `on average` behind the first and
+    the last where some seed says otherwise; `cannot be told`, `not tested`. `seeds` is how many were compared.
+    """
     return [_judged(definition, claim, cells) for claim in definition.claims]
 
 
@@ -23,6 +27,7 @@ def _judged(definition: Definition, claim: Claim, cells: Cells) -> dict[str, Any
     wanted = list(dict.fromkeys([*claim.first, *claim.second]))
     missing = [row for row in wanted if all(_cell(cells, row, column, claim.figure) is None for column in columns)]
     agree: list[bool] = []
+    seeds: list[list[bool]] = []
     told: list[str] = []
     for column in columns:
         for first in claim.first:
@@ -30,14 +35,16 @@ def _judged(definition: Definition, claim: Claim, cells: Cells) -> dict[str, Any
                 compared = _compared(definition, claim, cells, column, first, second)
                 if compared is not None:
                     agree.append(compared[0])
-                    told.append(compared[1])
+                    seeds.append(compared[1])
+                    told.append(compared[2])
     titles = [] if claim.untested else [definition.rows[row].title for row in missing]
     return {
         "says": claim.says,
         "where": claim.where,
-        "verdict": "not tested" if claim.untested else _verdict(agree),
+        "verdict": "not tested" if claim.untested else _verdict(agree, seeds),
         "agree": sum(agree),
         "of": len(agree),
+        "seeds": max(map(len, seeds), default=0),
         "missing": titles,
         "comparisons": [claim.untested] if claim.untested else told,
     }
@@ -45,8 +52,8 @@ def _judged(definition: Definition, claim: Claim, cells: Cells) -> dict[str, Any
 
 def _compared(
     definition: Definition, claim: Claim, cells: Cells, column: str, first: str, second: str
-) -> tuple[bool, str] | None:
-    """Whether one comparison agrees, and in words; None where a figure that it needs is not there."""
+) -> tuple[bool, list[bool], str] | None:
+    """Whether one comparison agrees on average, in each seed, and in words; None where a figure is not there."""
     other = claim.than.get(column, column)
     places = [(first, column), (second, other)]
     if claim.sense == "wider":
@@ -65,13 +72,17 @@ def _compared(
         + (f" ({definition.columns[place].title})" if several and (claim.than or (row, place) == shown[-1]) else "")
         for (row, place), each in zip(shown, known, strict=False)
     ]
-    return holds, f"{'yes' if holds else 'no'}: {', '.join(words)}, {sum(whole)} of {len(whole)} seeds"
+    return holds, whole, f"{'yes' if holds else 'no'}: {', '.join(words)}, {sum(whole)} of {len(whole)} seeds"
 
 
-def _verdict(agree: list[bool]) -> str:
+def _verdict(agree: list[bool], seeds: list[list[bool]]) -> str:
     if not agree:
         return "cannot be told"
-    return "holds" if all(agree) else "holds in part" if any(agree) else "does not hold"
+    said = "holds" if all(agree) else "holds in part" if any(agree) else "does not hold"
+    mixed = any(one != by_mean for by_mean, each in zip(agree, seeds, strict=True) for one in each)
+    if mixed and said != "holds in part":
+        said += " on average"
+    return said
 
 
 def _cell(cells: Cells, row: str, column: str, figure: str) -> Cell | None:

@@ -46,6 +46,7 @@ def claims(result: Mapping[str, Any]) -> list[str]:
     made = []
     for claim in result["claims"]:
         count = f" ({claim['agree']} of {claim['of']})" if claim["of"] > 1 else ""
+        count += ", one seed" if claim["seeds"] == 1 and result["kind"] != "server" else ""
         missing = f" Without {', '.join(claim['missing'])}." if claim["missing"] else ""
         made.append(f"- **{claim['verdict']}**{count}: {claim['says']} [{claim['where']}].{missing}")
         told = claim["comparisons"]
