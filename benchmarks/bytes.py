@@ -23,6 +23,7 @@ import torch
 from standin import Round, begun, cards, machine, made, versions, watched
 
 from coterie.algorithms import METHODS
+from coterie.engines.traffic import separated
 from coterie.protocol import Layer
 from coterie.protocol.messages import leaves
 
@@ -30,8 +31,9 @@ LAYER, CLIENTS, RANK, ROUNDS = Layer(1024, 1024), 10, 4, 4
 FACTOR = RANK * 1024 * 4
 """Bytes of one factor, B (1024, 4) or A (4, 1024)."""
 
-OPTIONS: dict[str, dict[str, Any]] = {"fedlease": {"experts": 4}, "slora": {"sparse_rounds": 2}}
-"""M = 4 experts, the most that it looks for; as many sparse rounds as there are LoRA rounds to compare with."""
+OPTIONS: dict[str, dict[str, Any]] = {"fedlease": {"experts": 4}, "fedsee": {"steps": 2}, "slora": {"sparse_rounds": 2}}
+"""M = 4 experts, the most that it looks for; a short extraction; as many sparse rounds as there are LoRA rounds to
+compare with."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ TABLE: dict[str, Told] = {
     "fedrot-lora": PAIR,
     "fedrot-lora-soft": PAIR,
     "fedsa-lora": ONE,
+    "fedsee": Told(3 * FACTOR + 24_600, 8 * FACTOR + 24_600),
     "fedsrd": Told(None, None, why="the table says sparse, without a figure"),
     "fedsrd-e": Told(None, None, why="the table says sparse, without a figure"),
     "ffa-lora": ONE,
@@ -89,7 +92,8 @@ TABLE: dict[str, Told] = {
     "sketch-pa": Told(None, None, why=f"{NOT_THERE}: ours; sketches of 3R columns and 6R rows, FedPA-LoRA's download"),
     "slora": PAIR,
 }
-"""Bytes of a main round. Of IFCA K = 2, of FedLEASE M = 4, of Ravan h_i = 2 of h = 4 heads of width 64 at rank 4."""
+"""Bytes of a main round. Of IFCA K = 2, of FedLEASE M = 4, of FedSEE M = 6 and L = 1, of Ravan h_i = 2 of h = 4 heads
+of width 64 at rank 4."""
 
 
 Way = tuple[float, float]
@@ -143,7 +147,7 @@ def measure(name: str) -> Row:
                     LAYER, engine.cards[client], one.number, engine.schedule[one.number - 1]
                 ),
                 "ledger": (up, down),
-                "tensors": arrived(one, client),
+                "tensors": arrived(one, client, separated(algorithm.send(one.before, engine.cards[client]))[1]),
             }
             for figure, way in found.items():
                 figures.setdefault(one.number, {}).setdefault(figure, []).append(way)
@@ -173,14 +177,14 @@ def measure(name: str) -> Row:
     return replace(row, verdict=verdict(row))
 
 
-def arrived(one: Round, client: str) -> Way:
-    """Bytes of the tensors of both messages as they were read back; seeds, which are set-up, are none."""
+def arrived(one: Round, client: str, once: dict[str, Any]) -> Way:
+    """Bytes of the tensors of both messages as they were read back, without what is sent `once`, which is set-up."""
     payload = next(entry.payload for entry in one.uploads if entry.card.id == client)
-    up, down = (
+    up, down, held = (
         sum(leaf.nbytes for _, leaf in leaves(message) if isinstance(leaf, torch.Tensor))
-        for message in (payload, one.downloads[client])
+        for message in (payload, one.downloads[client], once)
     )
-    return up, down
+    return up, down - held
 
 
 def verdict(row: Row) -> str:

@@ -171,11 +171,11 @@ def every_method(methods: list[str] | None, layers: int, path: Path | None) -> i
 
     from coterie.algorithms import METHODS
 
-    rate, rows, beside = server_all.run(methods or sorted(METHODS), layers)
+    rows, beside = server_all.run(methods or sorted(METHODS), layers)
     if path:
         told = {"benchmark": "server, all methods", "layers": layers, "clients": server_all.CLIENTS}
         told |= {"rank": server_all.RANK, "limit": server_all.LIMIT, "machine": machine(), "versions": versions()}
-        told |= {"rates": asdict(rate), "rows": [asdict(row) for row in rows], **beside}
+        told |= {"rows": [asdict(row) for row in rows], **beside}
         path.write_text(json.dumps(told, indent=2) + "\n")
     return int(beside.get("sefora_speedup", 20.0) < 20)
 

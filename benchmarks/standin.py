@@ -45,6 +45,9 @@ from coterie.protocol.messages import Uploaded
 from coterie.training.asks import Ask, Done
 from coterie.wire.ledger import Ledger
 
+TASKS = 6
+"""Of how many tasks a server has examples, where a method needs some."""
+
 Trained = Callable[[str, Model, Key], Model]
 """What a party's Fit ends at: its name, the model that enters, the request's key."""
 
@@ -164,13 +167,14 @@ def watched(
 ) -> Watched:
     """An engine over these clients, ready to begin."""
     data = TextSet(torch.arange(8, dtype=torch.int32), torch.arange(5) * 2, torch.arange(4) % 2, torch.arange(4), 2)
-    groups = {f"pooled/{card.group}" for card in members}
+    pools = {"pooled", *(f"pooled/{card.group}" for card in members)} if algorithm.traits.pools_data else set()
+    public = {f"public/{task}" for task in range(TASKS)} if algorithm.traits.server_data else set()
     setting = Setting(
         algorithm=algorithm,
         sites={card.id: Site(card, {"train": data}) for card in members},
         rounds=rounds,
         seed=11,
-        server_data=dict.fromkeys({"pooled", *groups}, data) if algorithm.traits.pools_data else {},
+        server_data=dict.fromkeys(pools | public, data),
         measuring=Measuring(objective_examples=0, mismatch=False),
         strict=strict,
         weights=weights,

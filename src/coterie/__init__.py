@@ -31,6 +31,7 @@ Methods, each one file in `coterie.algorithms`:
     FedSALoRA         average A, keep B (arXiv 2410.01463)
     FedDPAF, FedDPAT  a global and a local adapter, mixed for each input (arXiv 2403.19211)
     FedLEASE          experts by cluster, chosen token by token (arXiv 2509.15087)
+    FedSEE            an expert for each public task, extracted from mixed updates and routed to (FedSEE)
     IFCA              one adapter for each cluster, chosen by loss (arXiv 2006.04088)
     SLoRA             sparse fine-tuning first, then LoRA from its SVD (arXiv 2308.06522)
     SeFoRA            upload linear sketches of the products (arXiv 2608.10144); SeFoRAHo at one rank for all

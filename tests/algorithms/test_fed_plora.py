@@ -9,9 +9,9 @@ from engines.world import dense, world
 from engines.world import play as run_all
 
 from algorithms.fixtures import card, term, uploads
-from coterie.algorithms import FedIT, FedPLoRA, fed_plora
-from coterie.algorithms.factors import moved_rows
-from coterie.algorithms.fed_plora import State, apart, selected
+from coterie.algorithms import FedIT, FedPLoRA
+from coterie.algorithms.directions import State
+from coterie.algorithms.fed_plora import apart
 from coterie.errors import ModelError
 from coterie.maths.keys import root_key
 from coterie.protocol import Federation, LowRank, Model
@@ -21,21 +21,12 @@ def test_r_2_module_one_is_the_mean_of_two_clients_and_module_two_is_the_second_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen = {"1": [0], "2": [0, 1]}
-    monkeypatch.setattr(fed_plora, "selected", lambda state, one: chosen[one.id])
+    monkeypatch.setattr(State, "selected", lambda state, one: chosen[one.id])
     start = State({"w": term([[9, 9], [9, 9]], [[9, 9], [9, 9]])}, root_key(0), 0)
     sent = {"1": term([[1], [0]], [[1, 0]]), "2": term([[3, 5], [0, 5]], [[3, 2], [7, 7]])}
     made = FedPLoRA().aggregate(start, uploads(sent), server(1)).lora["w"]
     assert torch.equal(made.B, torch.tensor([[2.0, 5.0], [0.0, 5.0]], dtype=torch.float64))
     assert torch.equal(made.A, torch.tensor([[2.0, 1.0], [7.0, 7.0]], dtype=torch.float64))
-
-
-def test_rows_move_to_the_mean_of_their_trainers_or_by_everybody_s_share() -> None:
-    whole = torch.tensor([[1.0], [1.0], [1.0]])
-    trained = [(0.25, [0], torch.tensor([[5.0]])), (0.25, [0, 2], torch.tensor([[9.0], [3.0]])), (0.5, [], whole[:0])]
-    assert torch.equal(moved_rows(whole, trained, among_trainers=True), torch.tensor([[7.0], [1.0], [3.0]]))
-    assert torch.equal(moved_rows(whole, trained, among_trainers=False), torch.tensor([[4.0], [1.0], [1.5]]))
-    idle = [(0.0, [1], torch.tensor([[5.0]]))]
-    assert torch.equal(moved_rows(whole, idle, among_trainers=True), whole)
 
 
 def test_every_client_starts_at_the_global_model_whatever_it_selected() -> None:
@@ -57,8 +48,8 @@ def test_modules_that_nobody_trained_stay_to_the_bit_and_selections_change() -> 
     method, members = FedPLoRA(rank=10), cards({"a": 1, "b": 2})
     first = play(method, members, random_training())
     second = play(method, members, random_training(1), state=first.state, number=2)
-    chosen = {member.id: selected(first.state, member) for member in members}
-    assert chosen != {member.id: selected(second.state, member) for member in members}
+    chosen = {member.id: first.state.selected(member) for member in members}
+    assert chosen != {member.id: second.state.selected(member) for member in members}
     touched = set(chosen["a"]) | set(chosen["b"])
     for name, before in first.state.lora.items():
         after = second.state.lora[name]
@@ -70,7 +61,7 @@ def test_modules_that_nobody_trained_stay_to_the_bit_and_selections_change() -> 
 def test_folded_modules_are_frozen_in_real_training() -> None:
     run = world(FedPLoRA(rank=8), ranks=(2, 4, 4), rounds=1)
     start = run.begin()
-    sent = {name: selected(start.state, one) for name, one in run.cards.items()}
+    sent = {name: start.state.selected(one) for name, one in run.cards.items()}
     after = run_all(run)[-1].progress.state
     untouched = set(range(8)) - set().union(*sent.values())
     for name, before in start.state.lora.items():

@@ -10,18 +10,24 @@ from engines.world import world
 
 from algorithms.fixtures import T1_WEIGHTS, t1, term, uploads
 from coterie.algorithms import FedExLoRA, FedExTruncated
-from coterie.algorithms.factors import average_factors
+from coterie.algorithms.factors import in_one_scale, mean_factors
 from coterie.algorithms.fedex_lora import State, residual
-from coterie.protocol import LowRank
+from coterie.protocol import LowRank, Uploads
 
 MEMBERS = cards({"a": 2, "b": 2, "c": 2})
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
 N2 = torch.tensor([[0.1875, -0.1875], [-0.1875, 0.1875]], dtype=torch.float64)
 
 
+def lost_of(sent: Uploads, rank: int) -> LowRank:
+    """The residual of the only layer."""
+    ((_, terms),) = in_one_scale(sent, rank)
+    return residual(terms, mean_factors(terms))
+
+
 def test_n2_the_residual_of_t1() -> None:
     sent = uploads(t1(), T1_WEIGHTS)
-    lost = residual(sent, average_factors(sent, 1), 1)["w"]
+    lost = lost_of(sent, 1)
     assert torch.equal(lost.product(), N2) and lost.rank == 2
 
 
@@ -57,12 +63,12 @@ def test_the_residual_travels_to_every_client_at_rank_n_r() -> None:
 def test_one_client_and_equal_clients_have_no_residual() -> None:
     one = term([[1, 2], [3, 4]], [[0, 1], [1, 1]])
     for sent in (uploads({"1": one}), uploads({"1": one, "2": one})):
-        assert float(residual(sent, average_factors(sent, 2), 2)["w"].product().norm()) < 1e-15
+        assert float(lost_of(sent, 2).product().norm()) < 1e-15
 
 
 def test_a_client_of_weight_zero_takes_no_room_in_the_residual() -> None:
     sent = uploads(t1(), {"1": 1.0, "2": 0.0})
-    assert residual(sent, average_factors(sent, 1), 1)["w"].rank == 1
+    assert lost_of(sent, 1).rank == 1
 
 
 def test_another_basis_of_a_client_deploys_the_same_total_although_the_averages_differ() -> None:

@@ -12,7 +12,8 @@ from engines.world import play as play_run
 from engines.world import text, with_sites, world
 
 from coterie.algorithms import FedIT, FedLEASE
-from coterie.algorithms.fedlease import Download, State, Trained, WarmUp
+from coterie.algorithms.fedlease import State, WarmUp
+from coterie.algorithms.routing import Download, Trained
 from coterie.data.text import TextSet
 from coterie.engines.setting import Fault, Site
 from coterie.errors import ConfigError, ModelError

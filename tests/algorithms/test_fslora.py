@@ -8,7 +8,7 @@ from conformance.harness import cards, deployed, gap, play, random_training
 
 from algorithms.fixtures import card, term
 from coterie.algorithms import FedIT, FSLoRA
-from coterie.algorithms.fslora import State, picked, sketched
+from coterie.algorithms.fslora import sketched
 from coterie.errors import ModelError
 from coterie.maths.keys import root_key
 from coterie.protocol import LowRank, Model
@@ -24,14 +24,6 @@ def test_b_s_a_is_two_e_j_e_j_and_the_identity_in_the_mean() -> None:
         expected[j, j] = 2
         assert torch.equal(product, expected)
     assert torch.equal(sum(found) / 2, torch.eye(2, dtype=torch.float64))
-
-
-def test_every_direction_is_drawn_as_often_as_any_other() -> None:
-    wide = {"w": LowRank(torch.zeros(2, 8), torch.zeros(8, 2))}
-    counts = torch.zeros(8)
-    for number in range(2000):
-        counts[picked(State(wide, root_key(1), number), card("1", 3))] += 1
-    assert float((counts / 2000 - 3 / 8).abs().max()) < 0.04
 
 
 def test_the_gradient_by_b_is_s_times_dl_dw_times_a_s() -> None:
@@ -52,7 +44,7 @@ def test_one_set_serves_both_factors_and_all_layers_and_changes_with_client_and_
     sets = {}
     for state in (outcome.before, outcome.state):
         for member in members:
-            chosen = picked(state, member)
+            chosen = state.selected(member)
             sets[state.round, member.id] = tuple(chosen)
             for name, sent in method.send(state, member).items():
                 assert torch.equal(sent.A, state.lora[name].A[chosen])
@@ -66,7 +58,7 @@ def test_what_nobody_picked_stays_to_the_bit_and_a_change_is_not_divided_by_who_
     start = play(method, members, random_training()).state
     weights = {"a": 0.25, "b": 0.75}
     outcome = play(method, members, random_training(1), weights=weights, state=start, number=2)
-    sets = {member.id: picked(start, member) for member in members}
+    sets = {member.id: start.selected(member) for member in members}
     for name, before in start.lora.items():
         after, fitted = outcome.state.lora[name], {who: outcome.fitted[who]["lora"][name] for who in sets}
         for j in range(6):
@@ -95,7 +87,7 @@ def test_unequal_scales_leave_the_global_pair_in_one_and_travel_in_the_client_s_
     method, members = FSLoRA(rank=4), cards({"a": 2, "b": 2}, scale={"a": 1.0, "b": 4.0})
     first = play(method, members, random_training())
     for member in members:
-        chosen = picked(first.state, member)
+        chosen = first.state.selected(member)
         for name, sent in method.send(first.state, member).items():
             whole = first.state.lora[name].directions(chosen)
             assert torch.allclose(sent.product(), 2 * whole.product(), atol=1e-5)

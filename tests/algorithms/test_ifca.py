@@ -161,7 +161,7 @@ def test_the_clusters_name_travels_up_and_k_adapters_down() -> None:
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(ConfigError, match="clusters must be at least 1, not 0"):
+    with pytest.raises(ConfigError, match=r"clusters \(0\) and examples \(512\) must be at least 1"):
         algorithm("ifca", {"clusters": 0})
     member = cards({"a": 2})[0]
     for payload in ({}, Member("7", {})):

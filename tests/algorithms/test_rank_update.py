@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.harness import cards, dense, play, random_training
+from conformance.harness import dense
 from hypothesis import given
 from hypothesis import strategies as st
 from reference.dense_lowrank import best_rank
 from reference.random_factors import bounded, normal, pair, with_spectrum
 
 from algorithms.fixtures import card, uploads
-from coterie.algorithms import FlexLoRA, FlexLoRAAdaptive
 from coterie.algorithms.rank_update import RankUpdate, average_rank, learnt_ranks, ranks_of, truncated
 from coterie.errors import ConfigError
 from coterie.experiments.methods import algorithm
@@ -149,33 +148,3 @@ def test_the_average_rank_is_the_mean_over_clients_of_their_mean_over_layers() -
 def test_options_out_of_range_are_told(method: str, bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         algorithm(method, bad)
-
-
-def test_flexlora_without_an_update_is_flexlora_to_the_bit() -> None:
-    members = cards({"a": 1, "b": 2, "c": 4})
-    adaptive, plain = play(FlexLoRAAdaptive(), members, random_training()), play(FlexLoRA(), members, random_training())
-    for name, term in plain.state.lora.items():
-        assert torch.equal(adaptive.state.lora[name].B, term.B) and torch.equal(adaptive.state.lora[name].A, term.A)
-
-
-def test_flexlora_s_ranks_shrink_in_an_update_round_stay_and_grow_again_at_the_next() -> None:
-    members, method = cards({"a": 2, "b": 4}), FlexLoRAAdaptive(update_every=2)
-    outcome, seen = None, []
-    for number, share in ((1, 0.1), (2, 0.1), (3, 0.1), (4, 0.1), (5, 0.9), (6, 0.1)):
-        last = outcome
-        outcome = play(
-            method,
-            members,
-            decaying(share),
-            number=number,
-            state=last.state if last else None,
-            memories=last.memories if last else None,
-        )
-        entered = {name: ranks_of(model["lora"])["first"] for name, model in outcome.fitted.items()}
-        sent = {name: ranks_of(payload)["first"] for name, payload in outcome.payloads.items()}
-        seen.append((entered, sent))
-    full, one, three = {"a": 2, "b": 4}, {"a": 1, "b": 1}, {"a": 2, "b": 4}
-    assert seen == [(full, full), (full, full), (full, one), (one, one), (full, three), (three, three)]
-    assert outcome is not None and outcome.memories == {"a": {}, "b": {}}
-    told = method.measures(outcome.state, None, dict.fromkeys("ab"))  # type: ignore[arg-type]
-    assert told == {"average_rank": 3.0}

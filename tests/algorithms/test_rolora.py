@@ -78,8 +78,8 @@ def test_who_missed_a_round_is_sent_both_factors_and_trains_on_the_servers_pair(
     assert set(fourth.downloads["a"].factors) == {"B"} and set(fourth.downloads["c"].factors) == {"A", "B"}
     for layer, term in fourth.fitted["c"]["lora"].items():
         assert torch.equal(term.B, fourth.before.lora[layer].B)
-    assert first.state.answered == {"a": 1, "b": 1, "c": 1}
-    assert third.state.answered == {"a": 3, "b": 3, "c": 2}
+    assert first.state.turns.answered == {"a": 1, "b": 1, "c": 1}
+    assert third.state.turns.answered == {"a": 3, "b": 3, "c": 2}
 
 
 def test_the_ledger_charges_the_missing_half_to_who_missed_rounds() -> None:
@@ -163,7 +163,7 @@ def test_who_sends_the_factor_that_is_not_in_turn_counts_as_absent() -> None:
     absent = play(RoLoRA(), [MEMBERS[0], MEMBERS[2]], random_training(1), weights={"a": 0.5, "c": 0.2})
     for name, term in turned.state.lora.items():
         assert torch.equal(term.B, absent.state.lora[name].B) and torch.equal(term.A, outcome.before.lora[name].A)
-    assert turned.state.answered == {"a": 1, "c": 1}
+    assert turned.state.turns.answered == {"a": 1, "c": 1}
     nobody = play(RoLoRA(), MEMBERS, random_training(1), weights=WEIGHTS, tamper=lambda name, payload: odd)
     assert nobody.state is nobody.before
 

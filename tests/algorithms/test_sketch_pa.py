@@ -11,7 +11,7 @@ from engines.world import play as play_run
 from engines.world import world
 
 from coterie.algorithms import FedPALoRA, LocalOnly, SketchPA
-from coterie.algorithms.fedpa_lora import own_factors
+from coterie.algorithms.factors import kept_factors
 from coterie.algorithms.sketches import Sketch
 from coterie.engines.sites import Volatile, load_record
 from coterie.engines.traffic import unwrapped
@@ -96,7 +96,7 @@ def test_the_alignment_is_fedpa_lora_s() -> None:
     (penalty,) = fit.penalties
     assert isinstance(penalty, ProductDistance) and penalty.weight == 1.5
     assert encode(penalty.reference) == encode(download.reference)
-    assert encode(fit.initial["lora"]) == encode(own_factors(client, download))
+    assert encode(fit.initial["lora"]) == encode(kept_factors(client, download.init_key))
 
 
 def test_without_alignment_every_client_trains_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +12,13 @@ from engines.world import play as play_run
 
 from algorithms.fixtures import card
 from coterie.algorithms import FedIT, SLoRA
-from coterie.algorithms.slora import Download, State, Values, factors, places
+from coterie.algorithms.masked import Values
+from coterie.algorithms.slora import Download, State
 from coterie.engines.setting import Fault
 from coterie.engines.sites import Volatile
 from coterie.errors import ConfigError, ModelError
 from coterie.maths.keys import Key, root_key
+from coterie.maths.sparse_change import low_rank_part, random_places
 from coterie.protocol import Card, Evaluate, Layer, LowRank, Model, Phase, SparseDelta, Uploads
 from coterie.protocol.messages import Uploaded
 from coterie.training.asks import Ask, Done, Plan
@@ -28,19 +29,23 @@ MEMBERS = cards({"a": 2, "b": 2, "c": 2})
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
 
 
-def whole(W: list[list[float]]) -> SparseDelta:
-    matrix = torch.tensor(W, dtype=torch.float64)
-    return SparseDelta(matrix.flatten(), torch.arange(matrix.numel(), dtype=torch.int32), *matrix.shape)
-
-
-def test_a_change_of_rank_one_becomes_factors_of_the_same_product() -> None:
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_at_the_switch_a_change_of_rank_one_becomes_factors_of_the_same_product(scale: float) -> None:
     """Rank-1 D = [[3, 0], [0, 0]], r = 1: s B A = D; with S on B, divided by s."""
-    for scale in (1.0, 2.0):
-        like = LowRank(torch.zeros(2, 1).double(), torch.zeros(1, 2).double(), scale)
-        made = factors(whole([[3.0, 0.0], [0.0, 0.0]]), like)
-        assert torch.allclose(made.product(), torch.tensor([[3.0, 0.0], [0.0, 0.0]]).double(), atol=1e-12)
-        assert float(made.B.norm()) == pytest.approx(3.0 / scale) and float(made.A.norm()) == pytest.approx(1.0)
-        assert made.scale == scale
+    zero = {"w": LowRank(torch.zeros(2, 1).double(), torch.zeros(1, 2).double(), scale)}
+    term = switched(zero, torch.tensor([3.0, 0.0, 0.0, 0.0]).double())
+    assert torch.allclose(term.product(), torch.tensor([[3.0, 0.0], [0.0, 0.0]]).double(), atol=1e-12)
+    assert float(term.B.norm()) == pytest.approx(3.0 / scale) and float(term.A.norm()) == pytest.approx(1.0)
+    assert term.scale == scale
+
+
+def switched(lora: dict[str, LowRank], D: torch.Tensor) -> LowRank:
+    """What the server makes of a flat change D of all entries, of one client, in the last round of stage 1."""
+    state = State(lora, {"w": torch.zeros_like(D)}, Key(0), 1)
+    mask = random_places(Key(0).fold("w"), len(D), len(D))
+    sent = Uploaded(card("1", lora["w"].rank), Values({"w": D[mask.long()]}), 1.0)
+    made: LowRank = SLoRA(density=1.0).aggregate(state, Uploads([sent]), server()).lora["w"]
+    return made
 
 
 def test_without_a_first_stage_it_is_fedit_bit_for_bit() -> None:
@@ -79,13 +84,6 @@ def test_all_clients_train_the_same_places_in_every_round_of_stage_1() -> None:
     assert len(other) == round(0.3 * 36)
 
 
-def test_the_mask_is_uniform() -> None:
-    hits = torch.zeros(40)
-    for number in range(4000):
-        hits[places(root_key(number), 40, 10).long()] += 1
-    assert float((hits / 4000 - 0.25).abs().max()) < 0.04
-
-
 def test_entries_outside_the_mask_stay_to_the_bit_and_w_itself_does_in_both_stages() -> None:
     run = world(SLoRA(sparse_rounds=2), ranks=(2, 2, 2), rounds=4)
     before = {name: base().weight(name) for name in run.cards["c0"].layers}
@@ -111,9 +109,9 @@ def test_outputs_before_and_after_the_switch_agree_where_the_change_has_a_low_ra
     for name, layer in network.layers.items():
         key = root_key(0).fold(name)
         D = key.fold("B").normal((layer.d_out, 2)) @ key.fold("A").normal((2, layer.d_in)) / 10
-        changes[name] = replace(whole([[0.0]]), values=D.flatten(), d_out=layer.d_out, d_in=layer.d_in)
-        changes[name] = replace(changes[name], places=torch.arange(D.numel(), dtype=torch.int32))
-        lora[name] = factors(changes[name], LowRank(torch.zeros(layer.d_out, 2), torch.zeros(2, layer.d_in), 2.0))
+        places = torch.arange(D.numel(), dtype=torch.int32)
+        changes[name] = SparseDelta(D.flatten(), places, layer.d_out, layer.d_in)
+        lora[name] = LowRank(*low_rank_part(D, 2), 1.0).rescaled(2.0)
     data = world(FedIT()).setting.pooled_test
     losses = []
     for model in (Model(), Model(sparse=changes), Model(lora=lora)):
@@ -126,11 +124,7 @@ def test_outputs_before_and_after_the_switch_agree_where_the_change_has_a_low_ra
 def test_rows_without_a_direction_of_their_own_can_still_learn() -> None:
     """D of rank 1 at r = 2: the second row of A is orthonormal to the first, the second column of B zero."""
     zero = {"w": LowRank(torch.zeros(2, 2).double(), torch.zeros(2, 2).double())}
-    state = State(zero, {"w": torch.zeros(4).double()}, Key(0), 1)
-    mask = places(Key(0).fold("w"), 4, 4)
-    values = torch.tensor([3.0, 0.0, 0.0, 0.0]).double()[mask.long()]
-    made = SLoRA(density=1.0).aggregate(state, Uploads([Uploaded(card("1", 2), Values({"w": values}), 1.0)]), server())
-    term = made.lora["w"]
+    term = switched(zero, torch.tensor([3.0, 0.0, 0.0, 0.0]).double())
     assert torch.allclose(term.A @ term.A.mT, torch.eye(2).double(), atol=1e-12)
     assert torch.allclose(term.product(), torch.diag(torch.tensor([3.0, 0.0])).double(), atol=1e-12)
 

@@ -24,6 +24,7 @@ FIGURES = {
     "fedpa-overwritten": (BOTH, BOTH),
     "fedrot-lora": (BOTH, BOTH),
     "fedsa-lora": (ONE, ONE),
+    "fedsee": (ONE + BOTH + 24_600, 98_304 + BOTH + 24_600),
     "ffa-lora": (ONE, ONE),
     "flexlora": (BOTH, BOTH),
     "flora": (BOTH, 0),  # and 327 680 bytes as a patch of the base
@@ -41,5 +42,6 @@ FIGURES = {
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_ten_clients_of_rank_4_on_a_layer_of_1024_cost_what_is_printed(name: str) -> None:
-    asked = METHODS[name]().in_federation(Federation(TEN, 30))
+    six = tuple(f"public/{task}" for task in range(6))
+    asked = METHODS[name]().in_federation(Federation(TEN, 30, six))
     assert (asked.bytes_up(LAYER, TEN[0]), asked.bytes_down(LAYER, TEN[0])) == FIGURES[name]

@@ -81,8 +81,10 @@ def server(number: int = 1, data: tuple[str, ...] = (), phase: str = "main") -> 
     return Server(data, lambda purpose: root.fold("server", purpose, number), number, phase)
 
 
-def pooled(algorithm: Algorithm, members: list[Card]) -> tuple[str, ...]:
-    """The names of the data that the server of a reference is given."""
+def server_data(algorithm: Algorithm, members: list[Card]) -> tuple[str, ...]:
+    """The names of the data that the server is given: a reference's pools, or examples of three public tasks."""
+    if algorithm.traits.server_data:
+        return tuple(f"public/{task}" for task in "xyz")
     return ("pooled", *sorted({f"pooled/{card.group}" for card in members})) if algorithm.traits.pools_data else ()
 
 
@@ -99,7 +101,7 @@ def play(
     tamper: Callable[[str, Any], Any] = lambda name, payload: payload,
 ) -> Outcome:
     """One round, in which everybody takes part, or nobody where no client ever does; all passes through bytes."""
-    data = pooled(algorithm, members)
+    data = server_data(algorithm, members)
     federation = Federation(tuple(sorted(members, key=lambda card: card.id)), 3, data)
     before = result_of(algorithm.start(federation, server(0, data)), {}) if state is None else state
     downloads, bodies, payloads, fitted, kept = {}, {}, {}, {}, {}

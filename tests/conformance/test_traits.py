@@ -26,6 +26,7 @@ from conformance.harness import (
     rotated,
     schedule,
     server,
+    server_data,
 )
 from coterie.algorithms import METHODS, Algorithm
 from coterie.errors import ConfigError
@@ -42,6 +43,7 @@ WIDE = {"first": Layer(20, 24), "second": Layer(18, 18)}
 
 ITSELF: dict[str, dict[str, object]] = {
     "fed-plora": {"rank": 4},
+    "fedsee": {"training": 3, "tau": 0.34, "steps": 2},
     "fedsrd": {"pruning": 0.5, "down_pruning": 0.4},
     "fedsrd-e": {"pruning": 0.5, "down_pruning": 0.4},
     "flexlora-adaptive": {"update_every": 1, "tau": 0.5},
@@ -286,7 +288,7 @@ def test_payload_bytes_equal_the_methods_formula_in_layers_narrower_than_the_ran
 
 def beside_formula(algorithm: Algorithm, members: list[Card]) -> list[tuple[int, int]]:
     """What was sent and what the formula says, each way, of all clients and rounds of a run; nothing to the absent."""
-    asked, found = algorithm.in_federation(Federation(tuple(members), 3)), []
+    asked, found = algorithm.in_federation(Federation(tuple(members), 3, server_data(algorithm, members))), []
     played = play_phases(algorithm, members, fading_training, rounds=3)
     for number, (one, phase) in enumerate(zip(played, schedule(algorithm, 3), strict=True), start=1):
         for card in members:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from coterie.data import partition as module
 from coterie.data.holdings import manifest, mean_from_pooled, mean_total_variation, statistics
-from coterie.data.partition import dirichlet, iid, largest_remainder, make_partition, split
+from coterie.data.partition import dirichlet, iid, make_partition, split
 from coterie.errors import ConfigError, DataError
+from coterie.maths.apportion import largest_remainder, log_gamma_variates
 from coterie.maths.keys import root_key
 
 KEY = root_key(0)
@@ -89,7 +90,7 @@ def test_no_donor_falls_below_those_it_fills() -> None:
 
 @pytest.mark.parametrize("beta", [0.02, 0.5, 1.0, 3.0])
 def test_gamma_variates_have_the_gamma_distribution(beta: float) -> None:
-    logs = module._log_gamma_variates(100_000, beta, root_key(3))
+    logs = log_gamma_variates(100_000, beta, root_key(3))
     assert np.isfinite(logs).all()
     # Kolmogorov-Smirnov: their places in the distribution are uniform.
     places = torch.special.gammainc(torch.tensor(beta, dtype=torch.float64), torch.from_numpy(np.exp(logs)))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import beta as beta_distribution
 
 from coterie.data.holdings import statistics
-from coterie.data.partition import Partition, _dirichlet_shares, dirichlet, quantity
+from coterie.data.partition import Partition, dirichlet, quantity
+from coterie.maths.apportion import dirichlet_shares
 from coterie.maths.keys import Key, root_key
 
 few = settings(deadline=None, max_examples=30)
@@ -34,7 +35,7 @@ def test_of_each_class_every_client_holds_its_draw_up_to_one_example(
     """So that the shares converge to the draw as 1 / n: whole numbers by largest remainder are off by less than one."""
     labels, key = np.repeat([0, 1, 2], each), root_key(seed)
     found = class_shares(dirichlet(labels, clients, beta, key, minimum=0), labels)
-    drawn = np.stack([_dirichlet_shares(clients, beta, key.fold("shares", kind)) for kind in range(3)])
+    drawn = np.stack([dirichlet_shares(clients, beta, key.fold("shares", kind)) for kind in range(3)])
     assert np.abs(found - drawn).max() < (1 + 1e-9) / each
 
 

@@ -34,7 +34,10 @@ LABELS = st.lists(st.integers(-1, 4), min_size=1, max_size=120)
 quick = settings(deadline=None, max_examples=60)
 
 #: A value for every option that some partitioner takes.
-OPTIONS: dict[str, Any] = {"beta": 0.3, "shards": 2}
+OPTIONS: dict[str, Any] = {"beta": 0.3, "shards": 2, "alpha": 5.0, "weights": None, "floor": 0.05}
+
+#: Those that place every example; a mixture leaves some to nobody (test_mixtures.py).
+WHOLE = sorted(PARTITIONERS.keys() - {"mixture"})
 
 
 def made(kind: str, labels: np.ndarray, clients: int, seed: int, minimum: int, groups: list[str]) -> Partition:
@@ -43,7 +46,7 @@ def made(kind: str, labels: np.ndarray, clients: int, seed: int, minimum: int, g
 
 
 @quick
-@given(st.sampled_from(sorted(PARTITIONERS)), LABELS, st.integers(1, 12), st.integers(0, 5), st.integers(0, 9))
+@given(st.sampled_from(WHOLE), LABELS, st.integers(1, 12), st.integers(0, 5), st.integers(0, 9))
 def test_every_example_is_placed_once_and_every_minimum_met_or_refused_in_one_line(
     kind: str, labels: list[int], clients: int, minimum: int, seed: int
 ) -> None:
@@ -202,13 +205,20 @@ def test_what_cannot_be_dealt_is_one_line_with_the_way_out(make: Callable[[], Pa
 
 def test_the_registry_says_which_options_each_takes() -> None:
     found = {kind: partition_options(kind) for kind in PARTITIONERS}
-    assert found == {"iid": (), "dirichlet": ("beta",), "quantity": ("beta",), "shards": ("shards",), "natural": ()}
+    assert found == {
+        "iid": (),
+        "dirichlet": ("beta",),
+        "quantity": ("beta",),
+        "shards": ("shards",),
+        "natural": (),
+        "mixture": ("alpha", "weights", "floor"),
+    }
     with pytest.raises(ConfigError, match="did you mean 'quantity'"):
         partition_options("quantitty")
     for kind, options in found.items():
         for option in options:
             with pytest.raises(ConfigError, match=f"'{kind}' needs the option '{option}'"):
-                make_partition(kind, [0, 1], 1, key=KEY)
+                make_partition(kind, [0, 1], 1, key=KEY, **{other: 1 for other in options if other != option})
 
 
 def test_iid_is_even_in_labels_too() -> None:

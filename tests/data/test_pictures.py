@@ -57,6 +57,25 @@ def test_pieces_are_as_long_as_their_counts_and_say_them() -> None:
     assert "100 examples, 40 to 60 a client" in texts(svg)
 
 
+def test_of_a_mixture_the_pieces_are_tasks() -> None:
+    made = record([[30, 10], [0, 60]], ["bad", "good"])
+    for client, groups in zip(made["clients"], [{"sms": 15, "movie": 25}, {"movie": 60}], strict=True):
+        client["groups"] = groups
+    supply = {"movie": 90, "sms": 20}
+    made["mixture"] = {"groups": ["movie", "sms"], "supply": supply, "mean_total_variation": 0.375}
+    svg = partition_svg({**made, "parts": {"movie": ["bad", "good"], "sms": ["ham", "spam"]}})
+    assert [tip for _, _, tip in bars(svg)] == [
+        "client ward 0, movie: 25 of 40 (62%)",
+        "client ward 0, sms: 15 of 40 (38%)",
+        "client ward 1, movie: 60 of 60 (100%)",
+    ]
+    assert {"examples of each task", "movie", "sms", "left to nobody: 10 examples that no client asked for"} <= set(
+        texts(svg)
+    )
+    assert "mean distance of mixtures 0.38 (0: alike, 1: disjoint)" in texts(svg)
+    assert "examples of each group" in texts(partition_svg(made))
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.lists(st.integers(0, 400), min_size=4, max_size=4), min_size=1, max_size=9).filter(

@@ -61,6 +61,15 @@ def test_pairs_bring_token_types() -> None:
     assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1, 0]]
 
 
+def test_beside_pairs_a_text_without_a_second_one_is_as_it_is_alone() -> None:
+    mixed = tokenise(["the cat", "dog"], ["sat", ""], [0, 1], make_tokenizer(), 16)
+    alone = tokenise(["dog"], None, [1], make_tokenizer(), 16)
+    pair = tokenise(["the cat"], ["sat"], [0], make_tokenizer(), 16)
+    assert mixed.lengths.tolist() == [*pair.lengths, *alone.lengths]
+    assert torch.equal(mixed.ids, torch.cat([pair.ids, alone.ids]))
+    assert mixed.batch([1], 5)["token_type_ids"].sum() == 0 and mixed.batch([0], 7)["token_type_ids"].sum() > 0
+
+
 def test_long_texts_are_cut_and_a_missing_pad_token_is_zero() -> None:
     held = tokenise(TEXTS, None, [0, 1, 1], make_tokenizer(pad=None, special=False), 4)
     assert held.lengths.tolist() == [3, 1, 4] and held.pad_id == 0

@@ -40,13 +40,20 @@ WITH_CLIENTS = [one for one in EVERY if not one.values[0].traits.pools_data]
 
 
 WHOLE = {"pruning": 0.0, "growth": 0.0, "down_pruning": 0.0}
-SMALL = {"FedSRD": WHOLE, "FedSRD-e": WHOLE}
-"""Options at layers of this size: of so few entries, last bits say which are kept, and a sparse factor is singular."""
+SMALL: dict[str, dict[str, Any]] = {
+    "FedSEE": {"steps": 5, "examples": 8},
+    "FedSRD": WHOLE,
+    "FedSRD-e": WHOLE,
+}
+"""Options at layers of this size: of so few entries, last bits say which are kept, and a sparse factor is singular; a
+short extraction."""
 
 
 def engine(made: Any, **options: Any) -> InProcess:
     if issubclass(made, TwoStage):
         options.setdefault("server_data", {"public/toy": text(16, seed=50)})
+    if made.traits.server_data:
+        options.setdefault("server_data", {f"public/{name}": text(16, seed=50 + i) for i, name in enumerate("xy")})
     if made.traits.pools_data:
         options.setdefault("card", {"groups": ("x", "y")})
     if made.traits.ranks == "equal":
@@ -431,6 +438,8 @@ def _products(run: InProcess, state: Any) -> dict[str, torch.Tensor]:
     found = dict(dense(run.algorithm.global_model(state)))
     for group, adapter in getattr(state, "models", {}).items():
         found |= {f"{group}/{layer}": product for layer, product in dense(Model(lora=adapter)).items()}
+    for m, expert in enumerate(getattr(state, "experts", ())):
+        found |= {f"expert {m}/{layer}": B.double() for layer, B in expert.items()}
     log = getattr(state, "base", None)
     if log is not None:
         for patch in as_adapters(log.patches):

@@ -9,10 +9,12 @@ from coterie.maths.gram import (
     cosine,
     distance,
     inner,
+    lower_gram,
     mixture_distance,
     mixture_squared_norm,
     squared_distance,
     squared_norm,
+    whole_gram,
 )
 
 shapes = {"m": st.integers(1, 9), "n": st.integers(1, 9), "r": st.integers(1, 11), "r2": st.integers(1, 11)}
@@ -185,3 +187,10 @@ def test_the_cosine_with_nothing_is_zero_and_has_no_gradient():
     value = cosine(zero, A, B, A)
     assert value.item() == 0.0
     assert torch.autograd.grad(value, zero)[0].abs().max() == 0.0
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (5, 4), (7, 11), (2, 9, 13), (3, 0)])
+def test_a_gram_matrix_in_blocks_is_the_whole_one(shape):
+    X = normal(1, *shape)
+    torch.testing.assert_close(lower_gram(X).tril(), (X.mT @ X).tril(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(whole_gram(X), X.mT @ X, rtol=0, atol=1e-13)

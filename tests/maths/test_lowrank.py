@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from reference import dense_lowrank as dense
 from reference.random_factors import bounded, mixtures, normal, pair, with_spectrum
 
+from coterie.maths import lowrank
 from coterie.maths.keys import Key
 from coterie.maths.lowrank import (
     BestRank,
@@ -14,6 +15,7 @@ from coterie.maths.lowrank import (
     core_svd,
     energy_rank,
     orthonormal_rows_completed,
+    stack_factors,
     truncate,
     truncate_energy,
 )
@@ -86,6 +88,58 @@ def test_best_rank_equals_the_dense_truncated_svd_at_larger_sizes(m, n, ranks, r
     factors = [pair(i, m, r, n) for i, r in enumerate(ranks)]
     weights = [1 / len(ranks)] * len(ranks)
     assert_best(best_rank(factors, weights, rank), dense.mixture(factors, weights), rank)
+
+
+LARGE = [(200, 160, (50, 60, 40), 7), (150, 190, (70, 70), 9), (140, 150, (80, 80), 5), (230, 140, (128,), 32)]
+
+
+@pytest.mark.parametrize(("m", "n", "ranks", "rank"), LARGE)
+def test_few_triples_of_a_large_core_come_from_a_gram_matrix_and_equal_the_dense_truncated_svd(m, n, ranks, rank):
+    factors = [pair(i, m, r, n) for i, r in enumerate(ranks)]
+    weights = [1 / len(ranks)] * len(ranks)
+    assert lowrank._by_gram(stack_factors(factors, weights), rank) is not None
+    best = best_rank(factors, weights, rank)
+    assert_best(best, dense.mixture(factors, weights), rank)
+    _, S, Vh = torch.linalg.svd(dense.mixture(factors, weights))
+    assert float((best.A @ Vh[:rank].mT).abs().diagonal().min()) > 1 - 1e-10
+    torch.testing.assert_close(best.singular_values, S[:rank], rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize(
+    "spectrum",
+    [
+        torch.logspace(0, -12, 8),  # a rank of 8: the tail is nothing, and the last value far below the first
+        torch.cat([torch.ones(8), torch.full((130,), 1e-6)]),  # a small tail
+        torch.cat([torch.ones(4), torch.full((4,), 1e-7), torch.full((130,), 1e-8)]),
+        torch.zeros(8),
+    ],
+)
+def test_where_a_gram_matrix_would_lose_digits_it_is_left_and_none_are_lost(spectrum):
+    S = torch.nn.functional.pad(spectrum.double(), (0, 140 - len(spectrum)))
+    B, A = with_spectrum(1, 180, 170, S)
+    assert lowrank._by_gram((B, A), 8) is None
+    best = best_rank([(B, A)], [1.0], 8)
+    torch.testing.assert_close(best.singular_values, S[:8], rtol=0, atol=1e-13)
+    torch.testing.assert_close(best.tail, torch.linalg.vector_norm(S[8:]), rtol=1e-6, atol=1e-13)
+    torch.testing.assert_close(best.B @ best.A, dense.best_rank(B @ A, 8)[0], rtol=0, atol=1e-12)
+
+
+def test_a_gram_matrix_serves_a_stack_only_where_it_serves_every_member():
+    B, A = pair(1, 150, 140, 160, 2)
+    both = best_rank([(B, A)], [1.0], 6)
+    B = torch.stack([B[0], B[1] * (torch.arange(140) < 6)])
+    mixed = best_rank([(B, A)], [1.0], 6)
+    for i, expected in enumerate([both, mixed]):
+        alone = best_rank([((B if i else B[:1])[i], A[i])], [1.0], 6)
+        torch.testing.assert_close(expected.B[i], alone.B, rtol=0, atol=1e-9)
+        torch.testing.assert_close(expected.tail[i], alone.tail, rtol=1e-9, atol=1e-9)
+
+
+def test_a_large_core_that_is_not_finite_raises():
+    B, A = pair(1, 150, 140, 160)
+    B[3, 3] = float("nan")
+    with pytest.raises(torch.linalg.LinAlgError):
+        best_rank([(B, A)], [1.0], 6)
 
 
 def test_dependent_and_cancelling_clients_leave_exact_zeros_beyond_the_rank():

@@ -12,6 +12,7 @@ from reference import dense_sketch as dense
 from reference.dense_lowrank import best_rank
 from reference.random_factors import bounded, normal, pair, with_spectrum
 
+from coterie.maths import sketch as sketching
 from coterie.maths.keys import Key
 from coterie.maths.sketch import (
     PRIOR,
@@ -225,3 +226,16 @@ def test_shapes_that_do_not_fit_are_told() -> None:
         unsketch(Y, Z[:2], Psi[:2])
     with pytest.raises(ValueError, match="rank 4 outside"):
         unsketch_shrunk(Y, Z, Omega, Psi, 4)
+
+
+@pytest.mark.parametrize(("n", "s", "dependent"), [(200, 6, False), (40, 40, False), (30, 5, True)])
+def test_columns_are_made_orthonormal_to_the_last_digits_however_dependent_they_are(
+    n: int, s: int, dependent: bool
+) -> None:
+    X = Key(3).normal((2, n, s), dtype=torch.float64)
+    if dependent:
+        X[1, :, 1] = X[1, :, 0] + 1e-9 * X[1, :, 1]
+    P, T = sketching._orthonormal(X)
+    torch.testing.assert_close(P.mT @ P, torch.eye(s, dtype=torch.float64).expand(2, s, s), rtol=0, atol=1e-13)
+    torch.testing.assert_close(P @ T, X, rtol=0, atol=1e-12)
+    assert not T.tril(-1).any()

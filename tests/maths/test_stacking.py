@@ -94,3 +94,15 @@ def test_a_given_dtype_is_that_of_the_weighting():
 def test_what_cannot_be_stacked_is_refused_with_its_place(factors, coefficients, message):
     with pytest.raises(ValueError, match=message):
         stack_factors(factors, coefficients)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_stacking_leaves_the_factors_as_they_are_and_shares_nothing_with_them(count):
+    factors = [pair(i, 4, 2, 3) for i in range(count)]
+    before = [(B.clone(), A.clone()) for B, A in factors]
+    for stack in (stack_factors, stack_one_sided):
+        B, A = stack(factors, [0.25] * count)
+        B.zero_(), A.zero_()
+    assert all(
+        torch.equal(x, y) for one, same in zip(factors, before, strict=True) for x, y in zip(one, same, strict=True)
+    )

@@ -35,6 +35,7 @@ def test_nothing_is_lost_on_the_way_and_the_bytes_are_those_of_the_formula(
     arrived = decode(encode(one))
     arrived.check("here")
     assert torch.equal(arrived.dense(), whole) and int(arrived.mask.sum()) == count
+    assert torch.equal(arrived.positions, arrived.mask.flatten().nonzero().flatten())
     assert size(one).payload == sparse_bytes(count, rows * columns)
 
 

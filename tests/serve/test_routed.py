@@ -17,7 +17,7 @@ from serve.conftest import settings
 import coterie
 from coterie.adapters.peft_folder import load_peft, save_peft
 from coterie.adapters.routed_folder import RULE, is_routed, load_routed, routed_terms, save_routed
-from coterie.algorithms import FedLEASE
+from coterie.algorithms import Algorithm, FedLEASE, FedSEE
 from coterie.engines.evaluation import Evaluation, site_models
 from coterie.engines.traffic import Traffic
 from coterie.errors import CoterieError, ModelError
@@ -101,8 +101,17 @@ def test_a_run_says_in_one_line_what_it_exported(clustered: tuple[Path, list[str
     assert load_peft(folder / "adapters/client-01/experts-0").head
 
 
-def test_a_loaded_site_gives_the_logits_of_the_engines_model(tmp_path: Path) -> None:
-    run = world(FedLEASE(experts=2), ranks=(2, 2, 2), rounds=2)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(FedLEASE(experts=2), id="fedlease"),
+        pytest.param(FedSEE(steps=2, examples=8), id="fedsee"),
+        pytest.param(FedSEE(steps=2, examples=8, inference=1), id="fedsee-one"),
+    ],
+)
+def test_a_loaded_site_gives_the_logits_of_the_engines_model(algorithm: Algorithm, tmp_path: Path) -> None:
+    public = {f"public/{name}": text(16, seed=50 + i) for i, name in enumerate("xy")}
+    run = world(algorithm, ranks=(2, 2, 2), rounds=2, server_data=public if algorithm.traits.server_data else {})
     progress = play_run(run)[-1].progress
     write_adapters(run, progress, base(), "toy", ["no", "yes"], tmp_path)
     view = Evaluation(run.setting, run.executor, run.store, 3, "export", Traffic(Ledger(), 3, "export", False))

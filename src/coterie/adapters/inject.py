@@ -17,11 +17,32 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import ModelError
-from coterie.protocol import Mix, Model, Term
+from coterie.protocol import Mix, Model, Routed, Term
 
 M = TypeVar("M", bound=nn.Module)
 Dropout = Callable[[str, Tensor], Tensor]
 """(term name, input (S, N, d)) -> the input with some entries dropped, in its dtype."""
+
+
+@dataclass
+class Usage:
+    """How much the passes inside a binding use routed experts, summed over the positions that count.
+
+    tokens (S, N): 1 where a position of the coming pass holds a token, else 0. Of the last pass, by term and
+    layer: sums (S, M) of the routing weights, and counts (S,) of the positions, which are examples where a layer sees
+    those in place of tokens.
+    """
+
+    tokens: Tensor
+    sums: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    counts: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+
+    def note(self, name: str, layer: str, p: Tensor) -> None:
+        """Routing weights p (S, N, M) of one layer; the sum has one order whatever S is."""
+        counting = self.tokens if self.tokens.shape == p.shape[:2] else self.tokens.new_ones(p.shape[:2])
+        counting = counting.to(p.dtype)
+        self.sums[name, layer] = (p * counting.unsqueeze(-1)).sum(dim=1)
+        self.counts[name, layer] = counting.sum(dim=1)
 
 
 @dataclass
@@ -31,7 +52,7 @@ class Binding:
     terms: (term name, stacked term) by layer; head: stacked parameters by name, None for the network's own; kept: the
     places of each client at which the output layer computes, None for all; seen: the input of the head or output
     layer that ran last, kept while bound; mix, shares: how two terms share each input, and the share (S * b,) that
-    every row of the batch has of a term by its name.
+    every row of the batch has of a term by its name; usage: where routing weights are noted, None for nowhere.
     """
 
     size: int = 1
@@ -43,6 +64,7 @@ class Binding:
     seen: Tensor | None = None
     mix: Mix | None = None
     shares: Mapping[str, Tensor] = field(default_factory=dict)
+    usage: Usage | None = None
 
     def share(self, name: str, rows: Tensor) -> Tensor | None:
         """The shares of a term at every row (S, N, d), as (S, N, 1); None where it acts in full."""
@@ -80,6 +102,11 @@ class AdaptedLinear(nn.Module):
         total = y.reshape(binding.size, -1, y.shape[-1])
         for name, term in terms:
             seen = rows if binding.dropout is None else binding.dropout(name, rows)
+            if binding.usage is not None and isinstance(term, Routed):
+                made, p = term.routed(rows.to(total.dtype), seen.to(total.dtype))
+                binding.usage.note(name, self.name, p)
+                total = total + made
+                continue
             total = _added(total, term, seen, binding.share(name, rows), rows)
         return total.reshape(y.shape)
 
@@ -187,6 +214,7 @@ class Slots:
         finally:
             binding.size, binding.terms, binding.head, binding.dropout = 1, {}, None, None
             binding.active, binding.seen, binding.mix, binding.shares = False, None, None, {}
+            binding.usage = None
 
     @contextmanager
     def keeping(self, places: Sequence[Tensor] | None) -> Iterator[None]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from coterie.adapters.peft_folder import PeftFolder, load_peft
 from coterie.errors import ModelError, RunError
-from coterie.protocol import Adapter, Model, Routed, Term
+from coterie.protocol import Adapter, Model, Routed, Term, copied
 
 RULE = "routed.json"
 ROUTERS = "routers.safetensors"
@@ -79,7 +79,7 @@ def save_routed(
     for name, adapter in plain.items():
         save(name, adapter)
     try:
-        stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        stored = {name: copied(value).cpu() for name, value in tensors.items()}  # layers may share one
         save_file(stored, folder / ROUTERS, metadata={"format": "pt"})
         (folder / RULE).write_text(json.dumps(rule | {"routed": about}, indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:

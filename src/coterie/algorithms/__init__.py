@@ -16,7 +16,9 @@ from coterie.algorithms.fedpa_adaptive import FedPADirection, FedPAGradient, Fed
 from coterie.algorithms.fedpa_lora import FedPALoRA
 from coterie.algorithms.fedrot_lora import FedRotLoRA, FedRotSoft
 from coterie.algorithms.fedsa_lora import FedSALoRA
-from coterie.algorithms.fedsrd import FedSRD, FedSRDe
+from coterie.algorithms.fedsee import FedSEE
+from coterie.algorithms.fedsrd import FedSRD
+from coterie.algorithms.fedsrd_e import FedSRDe
 from coterie.algorithms.ffa_lora import FFALoRA
 from coterie.algorithms.flexlora import FlexLoRA
 from coterie.algorithms.flexlora_adaptive import FlexLoRAAdaptive
@@ -58,6 +60,7 @@ METHODS: dict[str, type[Algorithm]] = {
     "fedrot-lora": FedRotLoRA,
     "fedrot-lora-soft": FedRotSoft,
     "fedsa-lora": FedSALoRA,
+    "fedsee": FedSEE,
     "fedsrd": FedSRD,
     "fedsrd-e": FedSRDe,
     "ffa-lora": FFALoRA,
@@ -109,6 +112,7 @@ __all__ = [
     "FedRotLoRA",
     "FedRotSoft",
     "FedSALoRA",
+    "FedSEE",
     "FedSRD",
     "FedSRDe",
     "FlexLoRA",

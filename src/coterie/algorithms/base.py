@@ -60,6 +60,10 @@ class Algorithm(ABC):
         """Other models of this site worth measuring beside `site_model`, by name; memory is read-only here."""
         return {}
 
+    def part_models(self, client: Client, download: Any) -> Mapping[str, Model]:
+        """What this site uses in place of `site_model` for examples of one part of a mixture, by the part's name."""
+        return {}
+
     @abstractmethod
     def global_model(self, state: Any) -> Model | None:
         """The model that the server would deploy, evaluated and exported; None while there is none."""

@@ -1,22 +1,24 @@
 """Centralised: the clients' data in one place, trained on as if there were no federation.
 
 The reference beside which a federation's accuracy is read, in two forms: one model for all, and one model for each
-group of clients (FedSEE, section 5.3 and Appendix B.3). Not federated methods: the server is given the training data.
+task (FedSEE, section 5.3 and Appendix B.3). Not federated methods: the server is given the training data. Of a mixture
+of tasks, each task's model is trained on what all clients together hold of that task and tested on examples of it; of
+any other task, the groups of clients stand for tasks, and all data of a client go to the one group that it belongs to.
 Up: the data themselves, which the ledger does not count. Down: nothing; the models that sites are evaluated with are
 booked as evaluation.
 A round is as much work as all clients together would do in it: the experiment's steps once for each client, or its
 epochs over the pooled data. All clients are assumed to take part, also where the experiment samples; the option
-`steps` sets another number. The factors have the largest rank of any client, and its scale; they and the head (one for
+`steps` sets another number. Where clients hold mixtures, each task's model takes the steps of N / M of the N clients,
+at least of one. The factors have the largest rank of any client, and its scale; they and the head (one for
 each model) are trained by the server with an optimiser that starts afresh every round, as a client's does.
-Deviations: FedSEE pools examples by their own task; here all data of a client go to the one group that the client is
-known to belong to.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from coterie.algorithms.base import Algorithm, Program
 from coterie.algorithms.factors import initial_adapter
@@ -40,10 +42,11 @@ from coterie.protocol import (
 
 @message
 class State:
-    """The factors of each group's model, and how many clients' data it is trained on."""
+    """The factors of each group's model, and how many clients' work its training is; whether clients use several."""
 
     models: dict[str, Adapter]
     clients: dict[str, int]
+    mixed: bool
 
 
 @dataclass(frozen=True)
@@ -72,20 +75,25 @@ class Centralised(Algorithm):
         """The name of the data set that a group's model is trained on."""
         return "pooled"
 
+    def work(self, federation: Federation, server: Server) -> Mapping[str, int]:
+        """The groups that have a model, and of how many clients its training has the steps."""
+        return Counter(self.head_group(None, card) for card in federation.cards)
+
     def start(self, federation: Federation, server: Server) -> State:
         require_one_base(federation, self.traits.title)
-        clients = Counter(self.head_group(None, card) for card in federation.cards)
+        clients = self.work(federation, server)
         require_pooled(server, map(self.data_of, clients), self.traits.title)
         largest = max(federation.cards, key=lambda card: card.rank)
         fresh = initial_adapter(federation.layers, largest.rank, largest.scale, server.key("init"))
         groups = sorted(clients)
-        return State(dict.fromkeys(groups, fresh), {group: clients[group] for group in groups})
+        mixed = any(self.head_group(None, card) not in clients for card in federation.cards)
+        return State(dict.fromkeys(groups, fresh), {group: clients[group] for group in groups}, mixed)
 
-    def send(self, state: State, card: Card) -> Adapter:
+    def send(self, state: State, card: Card) -> Any:
         lora = state.models[self.head_group(state, card)]  # to be evaluated with: nobody takes part in a round
         return {name: lora[name] for name in card.layers}
 
-    def local(self, client: Client, download: Adapter) -> Upload:
+    def local(self, client: Client, download: Any) -> Upload:
         raise RunError(f"client {client.card.id}: nobody trains at home in {self.traits.title}; the server does")
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> Program:
@@ -102,7 +110,7 @@ class Centralised(Algorithm):
         ]
         return replace(state, models={group: fitted[i].model["lora"] for i, group in enumerate(groups)})
 
-    def site_model(self, client: Client, download: Adapter) -> Model:
+    def site_model(self, client: Client, download: Any) -> Model:
         return Model(lora=download)
 
     def global_model(self, state: State) -> Model | None:
@@ -117,12 +125,33 @@ class Centralised(Algorithm):
 
 @dataclass(frozen=True)
 class CentralisedPerTask(Centralised):
-    """One model for each group of clients, trained on the data of the group. steps: mini-batches of each in a round."""
+    """One model for each task of a mixture, else for each group of clients. steps: mini-batches of each in a round."""
 
     traits = replace(Centralised.traits, title="Centralised, per task", personal=True)
 
     def data_of(self, group: str) -> str:
         return f"pooled/{group}"
+
+    def work(self, federation: Federation, server: Server) -> Mapping[str, int]:
+        groups = super().work(federation, server)
+        pools = [name.removeprefix("pooled/") for name in server.data if name.startswith("pooled/")]
+        if not pools or groups.keys() - pools != {"all"}:
+            return groups
+        # Clients of several tasks belong to "all", which no data set is for.
+        return dict.fromkeys(pools, max(1, len(federation.cards) // len(pools)))
+
+    def send(self, state: State, card: Card) -> dict[str, Adapter]:
+        models = state.models if state.mixed else {card.group: state.models[card.group]}
+        return {name: {layer: lora[layer] for layer in card.layers} for name, lora in models.items()}
+
+    def site_model(self, client: Client, download: dict[str, Adapter]) -> Model:
+        """Of a client of several tasks nothing but the base, since each of its examples has another model."""
+        own = download.get(client.card.group)
+        return Model() if own is None else Model(lora=own)
+
+    def part_models(self, client: Client, download: dict[str, Adapter]) -> Mapping[str, Model]:
+        alone = download.keys() == {client.card.group}
+        return {} if alone else {part: Model(lora=lora) for part, lora in download.items()}
 
     def head_group(self, state: State | None, card: Card) -> str:
         return card.group

@@ -1,8 +1,10 @@
-"""What a method with cores between frozen bases needs: their terms, which of them count, what may arrive."""
+"""What a method with cores between frozen bases needs: sizes, their terms, which of them count, what may arrive."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
 from typing import Any, Literal
 
 import torch
@@ -23,6 +25,38 @@ class Heads:
 
     chosen: list[int]
     cores: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """How many heads there are, how wide they are, and how many a client trains.
+
+    heads: h. rank_per_head: how much of a client's rank one head takes. head_rank: r of every layer; unless given, as
+    wide as that much of a low-rank pair would cost, r^2 <= rank_per_head (m + n), and all heads together no wider than
+    the layer where they are to be orthogonal. bases: Gram-Schmidt over all heads, or Gaussian.
+    """
+
+    heads: int = 4
+    rank_per_head: int = 2
+    head_rank: int | None = None
+    bases: Bases = "orthonormal"
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.rank_per_head < 1 or (self.head_rank is not None and self.head_rank < 1):
+            raise ValueError("heads, rank_per_head and head_rank must be 1 at least")
+
+    def width(self, layer: Layer) -> int:
+        """r, the width of each head in this layer."""
+        room = min(layer.d_out, layer.d_in) // self.heads if self.bases == "orthonormal" else layer.d_out
+        return self.head_rank or min(isqrt(self.rank_per_head * (layer.d_out + layer.d_in)), room)
+
+    def sizes(self, layers: Mapping[str, Layer]) -> dict[str, tuple[int, ...]]:
+        """(h, r, r) of every layer."""
+        return {name: (self.heads, *[self.width(layer)] * 2) for name, layer in layers.items()}
+
+    def number(self, card: Card) -> int:
+        """h_i, the heads that this client trains: one at least."""
+        return min(self.heads, max(1, card.rank // self.rank_per_head))
 
 
 def between_bases(

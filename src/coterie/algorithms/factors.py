@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -101,15 +101,6 @@ def with_factor(adapter: Adapter, part: str, values: Mapping[str, Tensor]) -> Ad
     return adapter | {name: replace(adapter[name], **{part: value}) for name, value in values.items()}
 
 
-def lacking(changed: Mapping[str, int], answered: Mapping[str, int], card: Card) -> list[str]:
-    """Which factors a client lacks, of those that last changed in these rounds.
-
-    Who answered in round t has both as they were before t; who never did draws the initial ones.
-    """
-    since = answered.get(card.id, 1)
-    return [part for part, number in changed.items() if number >= since]
-
-
 def layers_of(adapter: Adapter) -> dict[str, Layer]:
     """The layers that these factors are for."""
     return {name: Layer(int(term.B.shape[-2]), int(term.A.shape[-1])) for name, term in adapter.items()}
@@ -188,17 +179,16 @@ def in_one_scale(uploads: Uploads, rank: int) -> list[tuple[str, list[tuple[floa
     return found
 
 
+def mean_factors(terms: Sequence[tuple[float, LowRank]]) -> LowRank:
+    """Bbar = sum p_i B_i, Abar = sum p_i A_i of one layer's terms, in one scale and of one rank."""
+    B = weighted_sum([(weight, term.B) for weight, term in terms])
+    A = weighted_sum([(weight, term.A) for weight, term in terms])
+    return LowRank(B, A, float(terms[0][1].scale))
+
+
 def average_factors(uploads: Uploads, rank: int) -> Adapter:
-    """Factor by factor: Bbar = sum p_i B_i, Abar = sum p_i A_i, of `in_one_scale`."""
-    made: Adapter = {}
-    for name, terms in in_one_scale(uploads, rank):
-        scale = float(terms[0][1].scale)
-        made[name] = LowRank(
-            weighted_sum([(weight, term.B) for weight, term in terms]),
-            weighted_sum([(weight, term.A) for weight, term in terms]),
-            scale,
-        )
-    return made
+    """Factor by factor: `mean_factors` of `in_one_scale`."""
+    return {name: mean_factors(terms) for name, terms in in_one_scale(uploads, rank)}
 
 
 def best_rank(
@@ -237,10 +227,8 @@ def stack_weighted(uploads: Uploads) -> Adapter:
     """
     made: Adapter = {}
     for name, terms in by_layer(uploads):
-        counting = [(weight, term) for weight, term in terms if weight > 0]
-        B = torch.cat([term.left for _, term in counting], dim=-1)
-        A = torch.cat([weight * float(term.scale) * term.A for weight, term in counting], dim=-2)
-        made[name] = LowRank(B, A, 1.0)
+        weights = [weight * float(term.scale) for weight, term in terms]
+        made[name] = LowRank(*lowrank.stack_one_sided([(term.left, term.A) for _, term in terms], weights), 1.0)
     return made
 
 
@@ -263,76 +251,33 @@ def completed(adapter: Adapter, key: Key) -> Adapter:
 
 def require_equal_ranks(federation: Federation, method: str) -> None:
     """Raises ConfigError naming two clients whose ranks differ."""
-    first = federation.cards[0]
-    for card in federation.cards:
-        if card.rank != first.rank:
-            raise ConfigError(
-                f"{method} needs one rank for all clients, but {first.id} has {first.rank} and {card.id} has "
-                f"{card.rank}; give them one rank, or choose a method with unequal ranks (coterie list)"
-            )
+    for first, other in _unequal(federation, lambda card: card.rank):
+        raise ConfigError(
+            f"{method} needs one rank for all clients, but {first.id} has {first.rank} and {other.id} has "
+            f"{other.rank}; give them one rank, or choose a method with unequal ranks (coterie list)"
+        )
 
 
 def require_equal_layers(federation: Federation, method: str) -> None:
     """Raises ConfigError naming two clients that adapt different layers."""
-    first = federation.cards[0]
-    for card in federation.cards:
-        if set(card.layers) != set(first.layers):
-            odd = sorted(set(card.layers) ^ set(first.layers))[0]
-            raise ConfigError(
-                f"{method} compares clients layer by layer and needs the same adapted layers for all, but of "
-                f"{first.id} and {card.id} only one has {odd}; give them one base model and one set of target modules"
-            )
+    for first, other in _unequal(federation, lambda card: set(card.layers)):
+        odd = min(set(first.layers) ^ set(other.layers))
+        raise ConfigError(
+            f"{method} compares clients layer by layer and needs the same adapted layers for all, but of "
+            f"{first.id} and {other.id} only one has {odd}; give them one base model and one set of target modules"
+        )
 
 
 def require_common_scale(federation: Federation, method: str) -> None:
     """Raises ConfigError naming two clients whose scales differ."""
+    for first, other in _unequal(federation, lambda card: card.scale):
+        raise ConfigError(
+            f"{method} works on the unscaled product B A and needs one scale for all clients, but {first.id} has "
+            f"{first.scale:g} and {other.id} has {other.scale:g}; set a constant scale (lora.scaling: constant)"
+        )
+
+
+def _unequal(federation: Federation, of: Callable[[Card], object]) -> Iterator[tuple[Card, Card]]:
+    """The first client with each one that differs from it in this."""
     first = federation.cards[0]
-    for card in federation.cards:
-        if card.scale != first.scale:
-            raise ConfigError(
-                f"{method} works on the unscaled product B A and needs one scale for all clients, but {first.id} has "
-                f"{first.scale:g} and {card.id} has {card.scale:g}; set a constant scale (lora.scaling: constant)"
-            )
-
-
-def drawn_directions(adapter: Adapter, card: Card, key: Key) -> list[int]:
-    """As many of the pair's directions as the client's rank allows, drawn without replacement, ascending."""
-    rank = rank_of(adapter)
-    return key.fold(card.id).choice(rank, min(card.rank, rank))
-
-
-def moved_pair(
-    term: LowRank, trained: Sequence[tuple[float, Sequence[int], LowRank]], *, among_trainers: bool
-) -> LowRank:
-    """`moved_rows` of A and of the columns of B, where clients trained some directions each, in their own scales."""
-    own = [(weight, chosen, one.rescaled(float(term.scale))) for weight, chosen, one in trained]
-    left = [(weight, chosen, one.B) for weight, chosen, one in own]
-    right = [(weight, chosen, one.A) for weight, chosen, one in own]
-    B = moved_rows(term.B, left, among_trainers=among_trainers, dim=-1)
-    return replace(term, B=B, A=moved_rows(term.A, right, among_trainers=among_trainers))
-
-
-def moved_rows(
-    whole: Tensor, trained: Sequence[tuple[float, Sequence[int], Tensor]], *, among_trainers: bool, dim: int = 0
-) -> Tensor:
-    """A tensor (n, ...) after clients trained some of its rows each; rows that nobody trained stay to the bit.
-
-    trained: a client's weight p_i, the rows that it trained (each once), and their values (rows, ...). Row j moves by
-    sum p_i (x_ij - w_j) over those who trained it: who did not counts as a change of zero. With `among_trainers` it
-    moves to their own mean, the weights renormalised over them. Summed in fp64, cast back. dim: what stands for rows.
-    """
-    alike: dict[tuple[int, ...], list[tuple[float, Tensor]]] = {}
-    for weight, rows, values in trained:
-        alike.setdefault(tuple(rows), []).append((weight, values))
-    total = torch.zeros_like(whole, dtype=torch.float64)
-    share = torch.zeros(whole.shape[dim], dtype=torch.float64, device=whole.device)
-    for rows, held in alike.items():
-        index = torch.tensor(rows, dtype=torch.int64, device=whole.device)
-        total.index_add_(dim, index, weighted_sum(held, torch.float64))
-        share[index] += sum(weight for weight, _ in held)
-    shape = [1] * whole.dim()
-    shape[dim] = -1
-    change = total - share.reshape(shape) * whole.double()
-    if among_trainers:
-        change /= share.where(share > 0, 1).reshape(shape)
-    return (whole.double() + change).to(whole.dtype)
+    return ((first, card) for card in federation.cards if of(card) != of(first))

@@ -15,19 +15,11 @@ scales differ, B is written in the client's scale and back.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import (
-    check_adapter,
-    cut_for,
-    drawn_directions,
-    initial_adapter,
-    moved_pair,
-    pair_bytes,
-    rank_of,
-)
-from coterie.maths.keys import Key
+from coterie.algorithms.directions import GlobalPair, State, moved_pair
+from coterie.algorithms.factors import cut_for, pair_bytes, rank_of
 from coterie.protocol import (
     Adapter,
     Card,
@@ -45,15 +37,6 @@ from coterie.protocol import (
 
 
 @message
-class State:
-    """All R modules as one pair a layer (column j of B and row j of A are module j), the seed, the last round."""
-
-    lora: Adapter
-    key: Key
-    round: int
-
-
-@message
 class Download:
     """All modules, and the numbers of those to train, ascending."""
 
@@ -62,13 +45,8 @@ class Download:
 
 
 @dataclass(frozen=True)
-class FedPLoRA(Algorithm):
-    """Parallel modules of rank one, of which clients train as many as they can (arXiv 2602.16936).
-
-    rank: R, the largest rank of any client unless given; clients of a higher rank train all of it.
-    """
-
-    rank: int | None = None
+class FedPLoRA(GlobalPair, Algorithm):
+    """Parallel modules of rank one, of which clients train as many as they can (arXiv 2602.16936). rank: R."""
 
     traits = Traits(
         title="Fed-PLoRA",
@@ -81,21 +59,15 @@ class FedPLoRA(Algorithm):
         zero_weight=True,
     )
 
-    def __post_init__(self) -> None:
-        if self.rank is not None and self.rank < 1:
-            raise ValueError(f"rank must be 1 at least, not {self.rank}")
-
     def in_federation(self, federation: Federation) -> Self:
         return replace(self, rank=self.rank or federation.rank)
 
     def start(self, federation: Federation, server: Server) -> State:
-        rank, scale = self.rank or federation.rank, federation.cards[0].scale
-        lora = initial_adapter(federation.layers, rank, scale, server.key("init"))
-        return State(lora, server.key("modules"), 0)
+        return self.begun(federation, server, "modules")
 
     def send(self, state: State, card: Card) -> Download:
         rank = rank_of(state.lora)
-        return Download(cut_for(state.lora, card, rank), selected(state, card))
+        return Download(cut_for(state.lora, card, rank), state.selected(card))
 
     def local(self, client: Client, download: Download) -> Program:
         chosen, folded = apart(download.lora, download.chosen)  # select N, fold
@@ -104,31 +76,17 @@ class FedPLoRA(Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         made: Adapter = {}
-        chosen = {u.card.id: selected(state, u.card) for u in uploads}
+        chosen = {u.card.id: state.selected(u.card) for u in uploads}
         for name, term in state.lora.items():
             held = [(u.weight, chosen[u.card.id], u.payload[name]) for u in uploads if name in u.payload]
             made[name] = moved_pair(term, held, among_trainers=True)  # module j: over Q_j, who trained it
         return State(made, state.key, server.round)
 
-    def check(self, payload: Any, card: Card) -> None:
-        check_adapter(payload, card, rank=min(card.rank, self.rank or card.rank))
-
     def site_model(self, client: Client, download: Download) -> Model:
         return Model(lora=download.lora)
 
-    def global_model(self, state: State) -> Model:
-        return Model(lora=state.lora)
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, min(card.rank, self.rank or card.rank))
-
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return pair_bytes(layer, self.rank or card.rank)
-
-
-def selected(state: State, card: Card) -> list[int]:
-    """K_i of the round after this state: the modules that this client trains."""
-    return drawn_directions(state.lora, card, state.key.fold(state.round))
 
 
 def apart(lora: Adapter, chosen: list[int]) -> tuple[Adapter, Adapter]:

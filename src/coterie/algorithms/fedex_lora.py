@@ -11,22 +11,14 @@ adds the residual transposed to square layers; here it is added as the paper has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import (
-    average_factors,
-    check_adapter,
-    cut_for,
-    in_one_scale,
-    initial_pair,
-    pair_bytes,
-    rank_of,
-    require_equal_ranks,
-)
+from coterie.algorithms.factors import cut_for, in_one_scale, initial_pair, mean_factors, rank_of, require_equal_ranks
+from coterie.algorithms.pairs import PairExchange
 from coterie.maths.lowrank import truncate
 from coterie.protocol import (
     Adapter,
@@ -35,7 +27,6 @@ from coterie.protocol import (
     Client,
     Federation,
     Fit,
-    Layer,
     LowRank,
     Model,
     Server,
@@ -55,7 +46,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedExLoRA(Algorithm):
+class FedExLoRA(PairExchange, Algorithm):
     """Averaged factors with their residual in the base (arXiv 2410.09432)."""
 
     traits = Traits(
@@ -86,28 +77,16 @@ class FedExLoRA(Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = rank_of(state.lora)
-        mean = average_factors(uploads, rank)  # Bbar, Abar
-        lost = {name: self.sent(term, rank) for name, term in residual(uploads, mean, rank).items()}
+        mean: Adapter = {}
+        lost: Adapter = {}
+        for name, terms in in_one_scale(uploads, rank):
+            mean[name] = mean_factors(terms)  # Bbar, Abar
+            lost[name] = self.sent(residual(terms, mean[name]), rank)
         return State(state.lora | mean, state.base.add(lost))  # W <- W + s (sum p_i B_i A_i - Bbar Abar)
 
     def sent(self, residual: LowRank, rank: int) -> LowRank:
         """What travels of a layer's residual, where clients have this rank."""
         return residual
-
-    def check(self, payload: Any, card: Card) -> None:
-        check_adapter(payload, card)
-
-    def site_model(self, client: Client, download: Adapter) -> Model:
-        return Model(lora=download)
-
-    def global_model(self, state: State) -> Model:
-        return Model(lora=state.lora)
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
-
-    def bytes_down(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
 
 
 @dataclass(frozen=True)
@@ -136,13 +115,10 @@ class FedExTruncated(FedExLoRA):
         return replace(residual, B=best.B, A=best.A)
 
 
-def residual(uploads: Uploads, mean: Adapter, rank: int) -> Adapter:
-    """sum p_i B_i A_i - Bbar Abar = sum p_i B_i (A_i - Abar), layer by layer, of rank N r."""
-    made: Adapter = {}
-    for name, terms in in_one_scale(uploads, rank):
-        B, A = mean[name].B, mean[name].A
-        weights = torch.tensor([weight for weight, _ in terms], dtype=B.dtype, device=B.device)
-        left = torch.cat([term.left for _, term in terms], dim=-1) * weights.repeat_interleave(rank)
-        right = torch.stack([term.A for _, term in terms]) - A
-        made[name] = replace(mean[name], B=left.to(B.dtype), A=right.flatten(0, 1).to(A.dtype))
-    return made
+def residual(terms: Sequence[tuple[float, LowRank]], mean: LowRank) -> LowRank:
+    """sum p_i B_i A_i - Bbar Abar = sum p_i B_i (A_i - Abar) of one layer, of rank N r."""
+    B, A = mean.B, mean.A
+    weights = torch.tensor([weight for weight, _ in terms], dtype=B.dtype, device=B.device)
+    left = torch.cat([term.left for _, term in terms], dim=-1).mul_(weights.repeat_interleave(mean.rank))
+    right = torch.stack([term.A for _, term in terms]).sub_(A)
+    return replace(mean, B=left.to(B.dtype), A=right.flatten(0, 1).to(A.dtype))

@@ -10,17 +10,16 @@ averaged in place of B_i and the receiver's scale divided out.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_pair, pair_bytes, rank_of
+from coterie.algorithms.factors import average_factors, cut_for, initial_pair, rank_of
+from coterie.algorithms.pairs import PairExchange
 from coterie.protocol import (
     Adapter,
     Card,
     Client,
     Federation,
     Fit,
-    Layer,
     Model,
     Server,
     Traits,
@@ -38,7 +37,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedIT(Algorithm):
+class FedIT(PairExchange, Algorithm):
     """FedAvg on both LoRA factors (arXiv 2305.05644)."""
 
     traits = Traits(
@@ -67,18 +66,3 @@ class FedIT(Algorithm):
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = rank_of(state.lora)
         return replace(state, lora=state.lora | average_factors(uploads, rank))  # Bbar = sum p_i B_i, Abar likewise
-
-    def check(self, payload: Any, card: Card) -> None:
-        check_adapter(payload, card)
-
-    def site_model(self, client: Client, download: Adapter) -> Model:
-        return Model(lora=download)
-
-    def global_model(self, state: Any) -> Model:
-        return Model(lora=state.lora)
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
-
-    def bytes_down(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)

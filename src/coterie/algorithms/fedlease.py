@@ -20,25 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.clustered import clustered_by_B, mean_of_members, members, nearest_cluster
-from coterie.algorithms.factors import (
-    average_factors,
-    check_adapter,
-    cut_for,
-    initial_factors,
-    initial_routers,
-    pair_bytes,
-    require_equal_layers,
-    require_equal_ranks,
-)
-from coterie.errors import ConfigError, ModelError
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.clustered import ExpertCount, centres, cluster_means, mean_of_members, nearest_cluster
+from coterie.algorithms.factors import cut_for, initial_factors, pair_bytes, require_equal_layers, require_equal_ranks
+from coterie.algorithms.routing import Download, Trained, check_expert, first_routers, router_bytes, trained_by
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
@@ -50,14 +39,12 @@ from coterie.protocol import (
     Model,
     Once,
     Phase,
-    Routed,
     Server,
     Traits,
     Upload,
     Uploads,
     message,
 )
-from coterie.protocol.messages import Uploaded
 
 
 @message
@@ -77,37 +64,14 @@ class State:
 
 @message
 class WarmUp:
-    """What a client without a cluster is sent: a Once of the seed, the Key itself on arrival."""
+    """What a client without a cluster is sent: the seed of A, a Once when sent, the Key itself on arrival."""
 
     init_key: Any
 
 
-@message
-class Download:
-    """All experts, the router (2M - 1, n) of each layer, and which expert is the client's own."""
-
-    experts: list[Adapter]
-    router: dict[str, Tensor]
-    own: int
-
-
-@message
-class Trained:
-    """The client's own expert and router."""
-
-    expert: Adapter
-    router: dict[str, Tensor]
-
-
 @dataclass(frozen=True)
-class FedLEASE(Algorithm):
-    """Clustered experts with adaptive top-M routing (arXiv 2509.15087).
-
-    max_experts: M_max. experts: M, whatever silhouettes say; they never choose a single cluster.
-    """
-
-    max_experts: int = 4
-    experts: int | None = None
+class FedLEASE(ExpertCount, Algorithm):
+    """Clustered experts with adaptive top-M routing (arXiv 2509.15087)."""
 
     traits = Traits(
         title="FedLEASE",
@@ -118,13 +82,6 @@ class FedLEASE(Algorithm):
         weights="uniform",
         personal=True,
     )
-
-    def __post_init__(self) -> None:
-        if self.max_experts < 2 or (self.experts is not None and self.experts < 1):
-            raise ConfigError(
-                f"max_experts is at least 2 and experts at least 1, not {self.max_experts} and {self.experts}; "
-                "for a single cluster set experts to 1"
-            )
 
     def phases(self, rounds: int) -> list[Phase]:
         return [Phase("warm-up", 1, clients="all"), Phase("main", rounds)]
@@ -149,49 +106,32 @@ class FedLEASE(Algorithm):
             return Upload(fitted.model["lora"])
         own = download.own
         fitted = yield Fit(model, train=(f"experts.*.B.{own}", f"experts.*.A.{own}", "experts.*.router"))
-        terms = fitted.model["experts"]
-        expert = {name: term.expert(own) for name, term in terms.items()}
-        return Upload(Trained(expert, {name: term.router for name, term in terms.items()}))
+        return Upload(Trained.of(fitted.model["experts"], own))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         fresh = [one for one in uploads if not isinstance(one.payload, Trained) and one.card.id not in state.clusters]
-        if not state.models:
-            return self._clustered(state, fresh, server.key("router")) if fresh else state
+        sent: dict[str, Adapter] = {one.card.id: one.payload for one in fresh}
+        if fresh and not state.models:  # after the warm-up: M clusters, their means, and routers at their start
+            clusters, score = self.clustered_by_B(sent)
+            models = cluster_means(fresh, clusters)
+            router = first_routers(fresh[0].card.layers, len(models), server.key("router"))
+            return State(state.init_key, models, dict.fromkeys(models, router), centres(models), clusters, score)
         models, routers = dict(state.models), dict(state.routers)
         for cluster, expert in state.models.items():
-            there = members(uploads, partial(_trained_for, state, cluster))
+            mine = {client for client, joined in state.clusters.items() if joined == cluster}
+            there = trained_by(mine, uploads, routers[cluster])
             models[cluster] = mean_of_members(expert, there, lambda sent: sent.expert)
             routers[cluster] = there.mean(lambda sent: sent.router) if len(there) else routers[cluster]
-        joined = {one.card.id: nearest_cluster(state.firsts, one.payload) for one in fresh}
+        joined = {name: nearest_cluster(state.firsts, adapter) for name, adapter in sent.items()}
         return replace(state, models=models, routers=routers, clusters=state.clusters | joined)
 
-    def _clustered(self, state: State, fresh: list[Uploaded], key: Key) -> State:
-        """The clusters of the warm-up, the uniform mean of each one's factors, and routers at their start."""
-        sent = {one.card.id: one.payload for one in fresh}
-        clusters, score = clustered_by_B(sent, self.max_experts, self.experts)
-        models = {
-            cluster: average_factors(
-                Uploads([replace(one, weight=1.0) for one in fresh if clusters[one.card.id] == cluster]),
-                fresh[0].card.rank,
-            )
-            for cluster in dict.fromkeys(clusters.values())
-        }
-        firsts = {cluster: {name: term.B for name, term in expert.items()} for cluster, expert in models.items()}
-        router = initial_routers(fresh[0].card.layers, 2 * len(models) - 1, key)
-        return State(state.init_key, models, dict.fromkeys(models, router), firsts, clusters, score)
-
     def check(self, payload: Any, card: Card) -> None:
-        check_adapter(payload.expert if isinstance(payload, Trained) else payload, card)
-        if isinstance(payload, Trained):
-            shapes = {name: tuple(router.shape) for name, router in payload.router.items()}
-            outputs = {shape[0] for shape in shapes.values() if shape}
-            if len(outputs) != 1 or shapes != {n: (*outputs, layer.d_in) for n, layer in card.layers.items()}:
-                raise ModelError(f"client {card.id}: routers (2M - 1, n) of every layer expected, not {shapes}")
+        check_expert(payload, card)
 
     def site_model(self, client: Client, download: WarmUp | Download) -> Model:
         if isinstance(download, WarmUp):
             return Model(lora=initial_factors(client.card, download.init_key))
-        return Model(experts={name: _routed(download, name) for name in client.card.layers})
+        return Model(experts=download.terms())
 
     def global_model(self, state: State) -> None:
         return None
@@ -202,48 +142,13 @@ class FedLEASE(Algorithm):
     def measures(self, state: State, federation: Federation, seen: Mapping[str, Any]) -> dict[str, float]:
         return {"experts": float(len(state.models)), "silhouette": state.silhouette}
 
-    def in_federation(self, federation: Federation) -> FedLEASE:
-        """With the most experts that the clustering can find here."""
-        count = len(federation.cards)
-        most = min(self.max_experts, count - 1) if self.experts is None else min(self.experts, count)
-        return replace(self, experts=max(1, most))
-
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank) + self._outputs * layer.d_in * BYTES
+        return pair_bytes(layer, card.rank) + router_bytes(layer, self.most)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
-        return self._most * pair_bytes(layer, card.rank) + self._outputs * layer.d_in * BYTES
+        return self.most * pair_bytes(layer, card.rank) + router_bytes(layer, self.most)
 
     def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
         if phase.name == "warm-up":
             return pair_bytes(layer, card.rank), 0
         return super().bytes_of_round(layer, card, number, phase)
-
-    @property
-    def _most(self) -> int:
-        return self.max_experts if self.experts is None else self.experts
-
-    @property
-    def _outputs(self) -> int:
-        return 2 * self._most - 1
-
-
-def _routed(download: Download, name: str) -> Routed:
-    """One layer's experts: outputs 0..M-1 point to experts 0..M-1, the M - 1 others to the client's own."""
-    terms = [expert[name] for expert in download.experts]
-    M = len(terms)
-    return Routed(
-        B=tuple(term.B for term in terms),
-        A=tuple(term.A for term in terms),
-        router=download.router[name],
-        scale=terms[0].scale,
-        outputs=torch.tensor([*range(M), *[download.own] * (M - 1)]),
-        top=M,
-    )
-
-
-def _trained_for(state: State, cluster: str, one: Uploaded) -> bool:
-    """Whether an upload is of this cluster's expert, with a router of as many outputs as was sent."""
-    if not isinstance(one.payload, Trained) or state.clusters.get(one.card.id) != cluster:
-        return False
-    return all(router.shape == state.routers[cluster][name].shape for name, router in one.payload.router.items())

@@ -30,7 +30,8 @@ from typing import Literal
 
 from coterie.algorithms.base import Program
 from coterie.algorithms.factors import completed, cut_for
-from coterie.algorithms.fedpa_lora import Download, FedPALoRA, State, joint_terms
+from coterie.algorithms.fedpa_lora import Download, FedPALoRA, State
+from coterie.algorithms.joint_objective import truncation_delta
 from coterie.errors import ConfigError
 from coterie.protocol import Adapter, Client, FactorDistance, Federation, Fit, Model, Penalty, Seen, Server, Upload
 
@@ -51,7 +52,6 @@ class FedPAFactors(FedPALoRA):
         return FactorDistance(reference, self.lam / 2, tuple(self.regularised))
 
     def measures(self, state: State, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
-        delta = joint_terms(state.reference, federation, {}, 0.0)["truncation_delta"]
         apart = 0.0  # Eq. 20 with the addend of Eq. 17
         for card in federation.cards:
             model = seen[card.id].model if card.id in seen else None
@@ -59,7 +59,7 @@ class FedPAFactors(FedPALoRA):
                 penalty = self.alignment(cut_for(state.reference, card))
                 value = type(penalty).stack([penalty], 0).value(Model.stack([model]))
                 apart += seen[card.id].weight * float(value)
-        return {"truncation_delta": delta, "regulariser": apart}
+        return {"truncation_delta": truncation_delta(state.reference, federation), "regulariser": apart}
 
 
 @dataclass(frozen=True)

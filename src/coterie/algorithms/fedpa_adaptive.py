@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Program
-from coterie.algorithms.fedpa_lora import Download, FedPALoRA, State, joint_terms, mismatch, own_factors, preserved
+from coterie.algorithms.factors import kept_factors
+from coterie.algorithms.fedpa_lora import Download, FedPALoRA, State, preserved
+from coterie.algorithms.joint_objective import joint_terms, mismatch
 from coterie.protocol import (
     Adapter,
     Client,
@@ -64,7 +66,7 @@ class FedPALoss(OwnLambda, FedPALoRA):
         require_positive(alpha=self.alpha)
 
     def local(self, client: Client, download: Download) -> Program:
-        own = own_factors(client, download)
+        own = kept_factors(client, download.init_key)
         first = yield Evaluate(Model(lora=own), "train", batch="first")  # f_i(W_i^(t,0); xi_i^(t,0))
         lam = self.lam / (1 + self.alpha * first.loss)  # Eq. 154
         return (yield from trained(client, own, download, lam))
@@ -88,7 +90,7 @@ class FedPAGradient(OwnLambda, FedPALoRA):
             raise ValueError(f"lam_min ({self.lam_min:g}) must be at least 0 and below lam_max ({self.lam_max:g})")
 
     def local(self, client: Client, download: Download) -> Program:
-        own = own_factors(client, download)
+        own = kept_factors(client, download.init_key)
         task = yield Gradient(Model(lora=own), "train", batch="first")
         pull = float(normalised(task, own).norm())  # Eq. 155
         ratio = self.alpha * pull / (mismatch(own, download.reference) + EPS)
@@ -103,7 +105,7 @@ class FedPADirection(OwnLambda, FedPALoRA):
     traits = replace(FedPALoRA.traits, title="FedPA-LoRA, lambda by direction")
 
     def local(self, client: Client, download: Download) -> Program:
-        own = own_factors(client, download)
+        own = kept_factors(client, download.init_key)
         task = yield Gradient(Model(lora=own), "train", batch="first")
         g_f, g_r = normalised(task, own), normalised(alignment_gradient(own, download.reference), own)
         cosine = float(g_f @ g_r) / (float(g_f.norm() * g_r.norm()) + EPS)

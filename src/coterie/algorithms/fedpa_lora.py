@@ -12,7 +12,6 @@ own preserved factors; the paper evaluates the global adapter of rank R_g, which
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -27,7 +26,7 @@ from coterie.algorithms.factors import (
     pair_bytes,
     require_common_scale,
 )
-from coterie.maths.gram import distance
+from coterie.algorithms.joint_objective import joint_terms
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
@@ -109,7 +108,7 @@ class FedPALoRA(Algorithm):
         return Download(cut_for(state.reference, card, card.down_rank), Once(state.init_key))  # line 9
 
     def local(self, client: Client, download: Download) -> Program:
-        own = own_factors(client, download)  # lines 3-5, 8
+        own = kept_factors(client, download.init_key)  # lines 3-5, 8: kept, or the initial pair cut to r_i
         trained = yield from preserved(client, own, self.alignment(download.reference))  # lines 10-13
         return Upload(trained)  # line 14
 
@@ -128,7 +127,7 @@ class FedPALoRA(Algorithm):
         return Model(lora=download.reference)
 
     def further_models(self, client: Client, download: Download) -> Mapping[str, Model]:
-        return {"preserved": Model(lora=own_factors(client, download))}
+        return {"preserved": Model(lora=kept_factors(client, download.init_key))}
 
     def global_model(self, state: State) -> Model:
         return Model(lora={name: term.truncated(state.rank) for name, term in state.reference.items()})
@@ -146,37 +145,9 @@ class FedPALoRA(Algorithm):
         return pair_bytes(layer, card.down_rank)
 
 
-def own_factors(client: Client, download: Download) -> Adapter:
-    """What the client kept of its last round; before its first one the initial pair, cut to its rank (lines 3-5, 8)."""
-    return kept_factors(client, download.init_key)
-
-
 def preserved(client: Client, own: Adapter, penalty: Penalty) -> Generator[Any, Any, Adapter]:
     """=> the factors after training, which are also what the client keeps (lines 10-13)."""
     fitted = yield Fit(Model(lora=own), penalties=[penalty])  # lines 10-12
     trained: Adapter = fitted.model["lora"]
     client.memory["factors"] = trained  # line 13: never overwritten by the server
     return trained
-
-
-def joint_terms(
-    reference: Adapter, federation: Federation, seen: Mapping[str, Seen], lam: float | Mapping[str, float]
-) -> dict[str, float]:
-    """delta of Eqs. 86-87, and the mean of lambda_i / 2 ||X_i - X_g||_F^2 that Eq. 20 adds to the task losses.
-
-    `lam` is one for all clients, or each client's own by its id.
-    """
-    smallest = min(card.down_rank for card in federation.cards)  # columns of B_g are u_k sigma_k
-    tail = sum(float(term.B[:, smallest:].double().square().sum()) for term in reference.values())
-    apart = 0.0
-    for client, one in seen.items():
-        if one.model is not None:
-            strength = lam[client] if isinstance(lam, Mapping) else lam
-            apart += one.weight * strength / 2 * mismatch(one.model["lora"], reference) ** 2
-    return {"truncation_delta": tail**0.5, "regulariser": apart}
-
-
-def mismatch(own: Adapter, reference: Adapter) -> float:
-    """||X_i - X_g||_F of the unscaled products, over all layers that the client has together."""
-    terms = ((term, reference[name]) for name, term in own.items())
-    return math.sqrt(math.fsum(float(distance(a.left, a.A, b.left, b.A)) ** 2 for a, b in terms))

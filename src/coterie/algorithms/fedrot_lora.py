@@ -12,20 +12,13 @@ Deviations: none in the equations. Scales may differ, since a rotation does not 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import (
-    average_factors,
-    check_adapter,
-    cut_for,
-    initial_pair,
-    pair_bytes,
-    rank_of,
-    require_equal_ranks,
-)
+from coterie.algorithms.factors import average_factors, cut_for, initial_pair, rank_of, require_equal_ranks
+from coterie.algorithms.pairs import PairExchange
 from coterie.maths.rotation import partial, procrustes
 from coterie.protocol import (
     Adapter,
@@ -33,7 +26,6 @@ from coterie.protocol import (
     Client,
     Federation,
     Fit,
-    Layer,
     LowRank,
     Model,
     Server,
@@ -54,7 +46,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedRotLoRA(Algorithm):
+class FedRotLoRA(PairExchange, Algorithm):
     """Average of factors that are aligned by orthogonal matrices (arXiv 2602.23638), hard.
 
     first: the side that is aligned in round 2, the other one in round 3, and so on.
@@ -108,21 +100,6 @@ class FedRotLoRA(Algorithm):
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = rank_of(state.lora)
         return replace(state, lora=state.lora | average_factors(uploads, rank))
-
-    def check(self, payload: Any, card: Card) -> None:
-        check_adapter(payload, card)
-
-    def site_model(self, client: Client, download: Adapter) -> Model:
-        return Model(lora=download)
-
-    def global_model(self, state: State) -> Model:
-        return Model(lora=state.lora)
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
-
-    def bytes_down(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """FedSRD: send the important entries of each update, reconstruct the products, send the new product back in turns.
 
-FedSRD and FedSRD-e, arXiv 2510.04601, with the pruning and the aggregation of its released code.
+FedSRD, arXiv 2510.04601, with the pruning and the aggregation of its released code.
 Clients start from the global (B, A) and upload dB_i, dA_i without their least important entries: entry (k, j) of dA
 counts |dA_kj| ||B_i's column k||, entry (i, k) of dB |dB_ik| ||A's row k||. The server forms
-W = sum p_i (B + dB_i)(A + dA_i), in FedSRD cut to rank r, and moves one factor towards it: dB = (W - B A) A^+, or
+W = sum p_i (B + dB_i)(A + dA_i), cut to rank r, and moves one factor towards it: dB = (W - B A) A^+, or
 dA = B^+ (W - B A), of which a random part is sent.
 Up: the kept entries of dB_i and dA_i and where they stand, at most (1 - pruning) r (m + n) scalars a layer, the fewer
 the more a few entries stand out. Down: (1 - down_pruning) r m or r n by turns, likewise, of the factor that the round
@@ -18,40 +18,18 @@ released scripts set them. One scale and one rank are required of all clients.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import (
-    Factor,
-    check_factor,
-    factor_of_pair,
-    factor_shape,
-    initial_pair,
-    kept_factors,
-    lacking,
-    require_common_scale,
-    require_equal_ranks,
-    with_factor,
-)
-from coterie.algorithms.rolora import factor_of
-from coterie.errors import ModelError
+from coterie.algorithms.factors import Factor, initial_pair, require_common_scale, require_equal_ranks
+from coterie.algorithms.pruning import Deltas, Pruning, added, check_deltas
+from coterie.algorithms.turns import Changed, Turns, current_pair, factor_in_turn, lacking_factors
+from coterie.maths.factor_step import factor_step
 from coterie.maths.keys import Key
-from coterie.maths.lowrank import Factors, best_rank, stack_factors
-from coterie.maths.sparsify import (
-    at_least_quantile,
-    importance_of_A,
-    importance_of_B,
-    kept_count,
-    pruning_ratio,
-    random_count,
-    random_mask,
-    same_mass,
-)
+from coterie.maths.lowrank import best_rank
+from coterie.maths.sparsify import importance_of_A, importance_of_B
+from coterie.maths.stacking import Factors
 from coterie.protocol import (
     Adapter,
     Card,
@@ -59,7 +37,6 @@ from coterie.protocol import (
     Federation,
     Fit,
     Layer,
-    LowRank,
     Model,
     Once,
     Phase,
@@ -70,50 +47,33 @@ from coterie.protocol import (
     Uploads,
     message,
 )
-from coterie.protocol.sparse import sparse_bytes
 
 
 @message
 class State:
-    """The global pair and the seed of its A; the last delta and its factor; who answered when, and what changed."""
+    """The global pair and the seed of its A; the last step and its factor; who lacks what."""
 
     lora: Adapter
     init_key: Key
     factor: str
     delta: dict[str, Sparse]
-    changed: dict[str, int]
-    answered: dict[str, int]
+    turns: Turns
 
 
 @message
-class Download:
-    """By factor and layer, the last delta or, for who missed rounds, whole factors; the seed of A, see `Once`."""
+class Download(Changed):
+    """The last step by factor and layer or, for who missed rounds, the whole factors that changed."""
 
     deltas: dict[str, dict[str, Sparse]]
-    factors: dict[str, dict[str, Tensor]]
-    init_key: Any
-
-
-@message
-class Deltas:
-    """What is kept of a client's dB and dA, by layer."""
-
-    B: dict[str, Sparse]
-    A: dict[str, Sparse]
 
 
 @dataclass(frozen=True)
-class FedSRD(Algorithm):
+class FedSRD(Pruning, Algorithm):
     """Sparsify, reconstruct, decompose (arXiv 2510.04601).
 
-    pruning: the share of entries that a client leaves out, and up to `most` more by growth log(kurtosis).
-    down_pruning: the share that the server leaves out. first: the factor that the first round moves.
+    first: the factor that the first round moves. symmetric: see above.
     """
 
-    pruning: float = 0.85
-    growth: float = 0.1
-    most: float = 0.11
-    down_pruning: float = 0.9
     first: Factor = "B"
     symmetric: bool = False
 
@@ -130,134 +90,67 @@ class FedSRD(Algorithm):
         adaptive_size=True,
     )
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.pruning < 1 or not 0 <= self.down_pruning < 1 or self.growth < 0 or self.most < 0:
-            raise ValueError(
-                f"pruning ({self.pruning:g}) and down_pruning ({self.down_pruning:g}) must lie in [0, 1), growth "
-                f"({self.growth:g}) and most ({self.most:g}) must not be negative"
-            )
-        if self.pruning + self.most > 1:
-            raise ValueError(f"pruning + most must not exceed 1, not {self.pruning:g} + {self.most:g}")
-
     def start(self, federation: Federation, server: Server) -> State:
         require_equal_ranks(federation, self.traits.title)
         require_common_scale(federation, self.traits.title)
         key = server.key("init")
-        return State(initial_pair(federation, key), key, "", {}, {"B": 0, "A": 0}, {})
+        return State(initial_pair(federation, key), key, "", {}, Turns.none())
 
     def send(self, state: State, card: Card) -> Download:
-        due = lacking(state.changed, state.answered, card)
-        if due == [state.factor] and state.changed[state.factor] == state.answered.get(card.id, 1):
-            part = {name: delta for name, delta in state.delta.items() if name in card.layers}
-            return Download({state.factor: part}, {}, Once(state.init_key))
-        return Download({}, {f: factor_of_pair(state.lora, f, card.layers) for f in due}, Once(state.init_key))
+        turns, seed = state.turns, Once(state.init_key)
+        if turns.lacking(card) == [state.factor] and turns.changed[state.factor] == turns.seen_by(card):
+            step = {name: delta for name, delta in state.delta.items() if name in card.layers}
+            return Download({}, seed, {state.factor: step})
+        return Download(lacking_factors(state.lora, turns, card), seed, {})
 
     def local(self, client: Client, download: Download) -> Program:
-        start = current_pair(client, download)
+        start = stepped_pair(client, download)
         client.memory["factors"] = start
         fitted = yield Fit(Model(lora=start))
-        kept = {name: self.sparsified(term, start[name]) for name, term in fitted.model["lora"].items()}
-        return Upload(Deltas({name: pair[0] for name, pair in kept.items()}, {n: pair[1] for n, pair in kept.items()}))
-
-    def sparsified(self, own: LowRank, start: LowRank) -> tuple[Sparse, Sparse]:
-        """What is kept of dB and of dA."""
-        dB, dA = own.B - start.B, own.A - start.A
-        beside = own.A if self.symmetric else start.A
-        return self.kept(dB, importance_of_B(dB, beside)), self.kept(dA, importance_of_A(dA, own.B))
-
-    def kept(self, delta: Tensor, importance: Tensor) -> Sparse:
-        """The entries that count most, scaled up to the L1 norm of the whole."""
-        mask = at_least_quantile(importance, pruning_ratio(importance, self.pruning, self.growth, self.most))
-        return Sparse.at(same_mass(delta, mask), mask)
+        dB, dA = {}, {}  # sparsify: the entries that count most, at the L1 norm of all
+        for name, own in fitted.model["lora"].items():
+            beside = own.A if self.symmetric else start[name].A
+            change_B, change_A = own.B - start[name].B, own.A - start[name].A
+            dB[name] = self.kept(change_B, importance_of_B(change_B, beside))
+            dA[name] = self.kept(change_A, importance_of_A(change_A, own.B))
+        return Upload(Deltas(dB, dA))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        moved, key = self.moved(server.round), server.key("mask")
+        moved, key = factor_in_turn(server.round, self.first), server.key("mask")
         delta = {}
         for name, old in state.lora.items():
-            held = [(weight, one) for _, one, weight in uploads.items() if name in one.B and weight > 0]
+            held = [(w, one.added_to(old, name)) for _, one, w in uploads.items() if w > 0 and name in one.B]
             if held:
-                step = self.step(old, [(w, one.B[name].dense(), one.A[name].dense()) for w, one in held], moved)
-                mask = random_mask(tuple(step.shape), self.down_pruning, key.fold(name))
-                delta[name] = Sparse.at(step * (mask.numel() / int(mask.sum())), mask)  # 1 / keep
+                total = sum(weight for weight, _ in held)
+                W = self.reconstructed([pair for _, pair in held], [weight / total for weight, _ in held], old.rank)
+                step = factor_step(old.B, old.A, W, moved)  # decompose: dB = (W - B A) A^+, or dA = B^+ (W - B A)
+                delta[name] = self.drawn(step.to(old.B.dtype), key.fold(name))
         lora = {name: added(state.lora[name], moved, one) for name, one in delta.items()}
-        changed = state.changed | {moved: server.round}
-        answered = state.answered | dict.fromkeys((entry.card.id for entry in uploads), server.round)
-        return State(state.lora | lora, state.init_key, moved, delta, changed, answered)
+        turns = state.turns.after(server.round, moved, uploads)
+        return State(state.lora | lora, state.init_key, moved, delta, turns)
 
-    def step(self, old: LowRank, deltas: list[tuple[float, Tensor, Tensor]], moved: Factor) -> Tensor:
-        """dB = (W - B A) A^+, or dA = B^+ (W - B A), of clients' (weight, dB_i, dA_i) and in their dtype."""
-        B, A, total = old.B.double(), old.A.double(), sum(weight for weight, _, _ in deltas)
-        products = [(B + dB.double(), A + dA.double()) for _, dB, dA in deltas]
-        new = self.reconstructed(products, [weight / total for weight, _, _ in deltas], old.rank)
-        left, right = torch.cat([new[0], -B], dim=-1), torch.cat([new[1], A], dim=-2)  # W - B A
-        step = left @ (right @ inverse(A)) if moved == "B" else (inverse(B) @ left) @ right
-        return step.to(deltas[0][1].dtype)
-
-    def reconstructed(self, products: list[Factors], weights: list[float], rank: int) -> Factors:
-        """The mean of the products, cut to rank r, as factors."""
-        best = best_rank(products, weights, rank, method="exact")
+    def reconstructed(self, pairs: list[Factors], weights: list[float], rank: int) -> Factors:
+        """W: the mean of the products, cut to rank r, as factors."""
+        best = best_rank(pairs, weights, rank, method="exact")
         return best.B, best.A
 
-    def moved(self, number: int) -> Factor:
-        """The factor that the server moves in this round."""
-        return factor_of(number if self.first == "B" else number + 1)
-
     def check(self, payload: Any, card: Card) -> None:
-        known = isinstance(payload, Deltas) and isinstance(payload.B, dict) and isinstance(payload.A, dict)
-        if not known or not all(isinstance(one, Sparse) for one in (*payload.B.values(), *payload.A.values())):
-            raise ModelError(f"client {card.id}: an upload must be one sparse dB and dA for each adapted layer")
-        check_factor(payload.B, card, "B")
-        check_factor(payload.A, card, "A")
+        check_deltas(payload, card)
 
     def site_model(self, client: Client, download: Download) -> Model:
-        return Model(lora=current_pair(client, download))
+        return Model(lora=stepped_pair(client, download))
 
     def global_model(self, state: State) -> Model:
         return Model(lora=state.lora)
 
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        sizes = [math.prod(factor_shape(layer, card.rank, factor)) for factor in ("B", "A")]
-        return sum(sparse_bytes(kept_count(size, self.pruning), size) for size in sizes)  # at most
-
-    def bytes_down(self, layer: Layer, card: Card) -> int:
-        return sum(self.delta_bytes(layer, card, factor) for factor in ("B", "A")) // 2
-
     def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
-        down = self.delta_bytes(layer, card, self.moved(number - 1)) if number > 1 else 0
+        down = self.step_bytes(layer, card, factor_in_turn(number - 1, self.first)) if number > 1 else 0
         return self.bytes_up(layer, card), down
 
-    def delta_bytes(self, layer: Layer, card: Card, factor: str) -> int:
-        """Payload bytes of what is sent of this factor's delta."""
-        entries = math.prod(factor_shape(layer, card.rank, factor))
-        return sparse_bytes(random_count(entries, self.down_pruning), entries)
 
-
-@dataclass(frozen=True)
-class FedSRDe(FedSRD):
-    """The same without the cut to rank r, which spares the server its SVDs."""
-
-    traits = replace(FedSRD.traits, title="FedSRD-e")
-
-    def reconstructed(self, products: list[Factors], weights: list[float], rank: int) -> Factors:
-        return stack_factors(products, weights)
-
-
-def current_pair(client: Client, download: Download) -> Adapter:
-    """The global pair: what the client had in its last round, or drew, brought up to date by what it was sent."""
-    pair = kept_factors(client, download.init_key)
+def stepped_pair(client: Client, download: Download) -> Adapter:
+    """The global pair at this site, brought up to date by the step that it was sent, or by whole factors."""
+    pair = current_pair(client, download)
     for factor, deltas in download.deltas.items():
         pair = pair | {name: added(pair[name], factor, delta) for name, delta in deltas.items()}
-    for factor, values in download.factors.items():
-        pair = with_factor(pair, factor, values)
     return pair
-
-
-def inverse(factor: Tensor) -> Tensor:
-    """The pseudo-inverse of a factor in fp64, cut off where fp32 is: what one factor's rounding left in the other."""
-    made: Tensor = torch.linalg.pinv(factor, rtol=max(factor.shape) * torch.finfo(torch.float32).eps)
-    return made
-
-
-def added(term: LowRank, factor: str, delta: Sparse) -> LowRank:
-    """The term with the delta added to one factor; the same to the bit for server and client."""
-    return replace(term, **{factor: term.parameters[factor] + delta.dense()})

@@ -10,17 +10,16 @@ to signs); where D has a lower rank than a client, rows of A are completed ortho
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import best_rank, check_adapter, completed, cut_for, initial_pair, pair_bytes, rank_of
+from coterie.algorithms.factors import best_rank, completed, cut_for, initial_pair, rank_of
+from coterie.algorithms.pairs import PairExchange
 from coterie.protocol import (
     Adapter,
     Card,
     Client,
     Federation,
     Fit,
-    Layer,
     Model,
     Server,
     Traits,
@@ -38,7 +37,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FlexLoRA(Algorithm):
+class FlexLoRA(PairExchange, Algorithm):
     """Average of products, redistributed by truncated SVD (arXiv 2402.11505)."""
 
     traits = Traits(
@@ -68,18 +67,3 @@ class FlexLoRA(Algorithm):
         rank = rank_of(state.lora)
         best = best_rank(uploads, rank, method="exact")
         return replace(state, lora=state.lora | completed(best, server.key("completion")))
-
-    def check(self, payload: Any, card: Card) -> None:
-        check_adapter(payload, card)
-
-    def site_model(self, client: Client, download: Adapter) -> Model:
-        return Model(lora=download)
-
-    def global_model(self, state: State) -> Model:
-        return Model(lora=state.lora)
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
-
-    def bytes_down(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)

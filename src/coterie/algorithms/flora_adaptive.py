@@ -20,7 +20,7 @@ from coterie.algorithms.factors import initial_factors
 from coterie.algorithms.flora import FLoRA
 from coterie.algorithms.flora import State as FLoRAState
 from coterie.algorithms.rank_update import RankUpdate, average_rank, ranks_of, truncated
-from coterie.algorithms.sketches import trained_by
+from coterie.algorithms.sketch_measures import trained_by
 from coterie.protocol import Client, Federation, Fit, Model, Seen, Server, Upload, Uploads, message
 
 

@@ -11,18 +11,10 @@ FedIT's; no sign or sum is imposed. The paper's second figure, of clients tuned 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import (
-    check_adapter,
-    cut_for,
-    in_one_scale,
-    initial_pair,
-    pair_bytes,
-    rank_of,
-    require_equal_ranks,
-)
+from coterie.algorithms.factors import cut_for, in_one_scale, initial_pair, rank_of, require_equal_ranks
+from coterie.algorithms.pairs import PairExchange
 from coterie.maths.coefficients import product_coefficients
 from coterie.protocol import (
     Adapter,
@@ -30,7 +22,6 @@ from coterie.protocol import (
     Client,
     Federation,
     Fit,
-    Layer,
     LowRank,
     Model,
     Server,
@@ -50,7 +41,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FLoRANA(Algorithm):
+class FLoRANA(PairExchange, Algorithm):
     """Factors combined by coefficients fitted to the product (arXiv 2509.26399).
 
     sweeps: of the alternating least squares; with none it is FedIT.
@@ -97,18 +88,3 @@ class FLoRANA(Algorithm):
                 terms[0][1].scale,
             )
         return replace(state, lora=state.lora | made)
-
-    def check(self, payload: Any, card: Card) -> None:
-        check_adapter(payload, card)
-
-    def site_model(self, client: Client, download: Adapter) -> Model:
-        return Model(lora=download)
-
-    def global_model(self, state: State) -> Model:
-        return Model(lora=state.lora)
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
-
-    def bytes_down(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)

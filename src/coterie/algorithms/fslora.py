@@ -15,11 +15,10 @@ the mean change as it is, without the Adam of the released code. A site is evalu
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import check_adapter, drawn_directions, holders, initial_adapter, moved_pair, pair_bytes
-from coterie.maths.keys import Key
+from coterie.algorithms.directions import GlobalPair, State, moved_pair
+from coterie.algorithms.factors import holders
 from coterie.protocol import (
     Adapter,
     Card,
@@ -33,27 +32,12 @@ from coterie.protocol import (
     Traits,
     Upload,
     Uploads,
-    message,
 )
 
 
-@message
-class State:
-    """The global pair at rank r, the seed of all sketches, and the last round's number."""
-
-    lora: Adapter
-    key: Key
-    round: int
-
-
 @dataclass(frozen=True)
-class FSLoRA(Algorithm):
-    """Federated LoRA by sketches of the global pair (arXiv 2501.19389).
-
-    rank: r of the global pair, the largest rank of any client unless given; clients of a higher rank train all of it.
-    """
-
-    rank: int | None = None
+class FSLoRA(GlobalPair, Algorithm):
+    """Federated LoRA by sketches of the global pair (arXiv 2501.19389). rank: r of the global pair."""
 
     traits = Traits(
         title="FSLoRA",
@@ -65,17 +49,11 @@ class FSLoRA(Algorithm):
         zero_weight=True,
     )
 
-    def __post_init__(self) -> None:
-        if self.rank is not None and self.rank < 1:
-            raise ValueError(f"rank must be 1 at least, not {self.rank}")
-
     def start(self, federation: Federation, server: Server) -> State:
-        rank, scale = self.rank or federation.rank, federation.cards[0].scale
-        lora = initial_adapter(federation.layers, rank, scale, server.key("init"))
-        return State(lora, server.key("sketch"), 0)
+        return self.begun(federation, server, "sketch")
 
     def send(self, state: State, card: Card) -> Adapter:
-        return {name: sketched(state.lora[name], picked(state, card), card.scale) for name in card.layers}
+        return {name: sketched(state.lora[name], state.selected(card), card.scale) for name in card.layers}
 
     def local(self, client: Client, download: Adapter) -> Program:
         fitted = yield Fit(Model(lora=download))  # W + s B S_i A: the gradient carries r / k_i by itself
@@ -83,31 +61,17 @@ class FSLoRA(Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         made: Adapter = {}
-        chosen = {u.card.id: picked(state, u.card) for u in uploads}
+        chosen = {u.card.id: state.selected(u.card) for u in uploads}
         for name, term in state.lora.items():
             held = [(u.weight, chosen[u.card.id], u.payload[name]) for u in holders(uploads, name)]
             made[name] = moved_pair(term, held, among_trainers=False)  # B + sum p_i dB_i, A + sum p_i dA_i
         return State(made, state.key, server.round)
 
-    def check(self, payload: Any, card: Card) -> None:
-        check_adapter(payload, card, rank=min(card.rank, self.rank or card.rank))
-
     def site_model(self, client: Client, download: Adapter) -> Model:
         return Model(lora=download)
 
-    def global_model(self, state: State) -> Model:
-        return Model(lora=state.lora)
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, min(card.rank, self.rank or card.rank))
-
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return self.bytes_up(layer, card)
-
-
-def picked(state: State, card: Card) -> list[int]:
-    """I_i of the round after this state."""
-    return drawn_directions(state.lora, card, state.key.fold(state.round))
 
 
 def sketched(term: LowRank, chosen: list[int], scale: float) -> LowRank:

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_pair, pair_bytes, rank_of
+from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_pair, rank_of
+from coterie.algorithms.pairs import PairExchange
 from coterie.maths.gram import squared_norm
 from coterie.protocol import (
     Adapter,
@@ -29,7 +30,6 @@ from coterie.protocol import (
     Client,
     Federation,
     Fit,
-    Layer,
     Model,
     Seen,
     Server,
@@ -60,7 +60,7 @@ class Download:
 
 
 @dataclass(frozen=True)
-class HetLoRA(Algorithm):
+class HetLoRA(PairExchange, Algorithm):
     """Zero-padding with sparsity weights and rank self-pruning (arXiv 2401.06432).
 
     lam: the weight of the tail's norms in the loss. gamma: g, the share of its rank that a client keeps when it prunes.
@@ -123,19 +123,10 @@ class HetLoRA(Algorithm):
     def site_model(self, client: Client, download: Download) -> Model:
         return Model(lora=download.lora)
 
-    def global_model(self, state: State) -> Model:
-        return Model(lora=state.lora)
-
     def measures(self, state: State, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
         """The mean rank that is left to all clients."""
         ranks = [state.ranks.get(card.id, card.rank) for card in federation.cards]
         return {"average_rank": sum(ranks) / len(ranks)}
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
-
-    def bytes_down(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
 
 
 def tail(lora: Adapter, start: int) -> float:

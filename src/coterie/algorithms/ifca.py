@@ -16,7 +16,6 @@ as in FedIT. The number of clusters is not stated in FedSEE (there: that of the 
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,16 +33,12 @@ from coterie.protocol import (
     Layer,
     Model,
     Phase,
-    Score,
     Server,
     Traits,
     Upload,
     Uploads,
     message,
 )
-
-EXAMPLES = 512
-"""How many training examples a client's losses are over at most."""
 
 
 @message
@@ -72,9 +67,13 @@ class Member:
 
 @dataclass(frozen=True)
 class IFCA(Algorithm):
-    """Iterative federated clustering (arXiv 2006.04088) with LoRA adapters. clusters: K."""
+    """Iterative federated clustering (arXiv 2006.04088) with LoRA adapters.
+
+    clusters: K. examples: how many training examples a client's losses are over at most.
+    """
 
     clusters: int = 2
+    examples: int = 512
 
     traits = Traits(
         title="IFCA + LoRA",
@@ -88,8 +87,8 @@ class IFCA(Algorithm):
     )
 
     def __post_init__(self) -> None:
-        if self.clusters < 1:
-            raise ValueError(f"clusters must be at least 1, not {self.clusters}")
+        if min(self.clusters, self.examples) < 1:
+            raise ValueError(f"clusters ({self.clusters}) and examples ({self.examples}) must be at least 1")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,9 +116,9 @@ class IFCA(Algorithm):
         fitted = yield Fit(Model(lora=download.models[chosen]), head=chosen)
         return Upload(Member(chosen, fitted.model["lora"]), head_group=chosen)
 
-    def choice(self, download: Download) -> Generator[Any, list[Score], str]:
-        """The cluster with the least loss on the client's training examples."""
-        asked = [Evaluate(Model(lora=download.models[name]), "train", EXAMPLES, group=name) for name in self.names]
+    def choice(self, download: Download) -> Program:
+        """=> the cluster with the least loss on the client's training examples."""
+        asked = [Evaluate(Model(lora=download.models[name]), "train", self.examples, group=name) for name in self.names]
         return nearest([score.loss for score in (yield asked)], self.names)
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:

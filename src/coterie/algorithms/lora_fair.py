@@ -14,20 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import (
-    average_factors,
-    check_adapter,
-    cut_for,
-    in_one_scale,
-    initial_pair,
-    pair_bytes,
-    rank_of,
-)
+from coterie.algorithms.factors import cut_for, in_one_scale, initial_pair, mean_factors, rank_of
+from coterie.algorithms.pairs import PairExchange
 from coterie.maths.correction import cosine_correction, ridge_correction
 from coterie.maths.gram import cosine
 from coterie.maths.stacking import Factors, stack_factors
@@ -37,7 +29,6 @@ from coterie.protocol import (
     Client,
     Federation,
     Fit,
-    Layer,
     LowRank,
     Model,
     Seen,
@@ -57,7 +48,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class LoRAFAIR(Algorithm):
+class LoRAFAIR(PairExchange, Algorithm):
     """Averaged factors, B corrected by cosine similarity (arXiv 2411.14961).
 
     lam: the weight of ||dB||^2; the larger, the nearer to FedIT.
@@ -92,24 +83,16 @@ class LoRAFAIR(Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = rank_of(state.lora)
-        mean = average_factors(uploads, rank)  # Bbar, Abar
+        made: Adapter = {}
         for name, terms in in_one_scale(uploads, rank):
+            mean = mean_factors(terms)  # Bbar, Abar
             factors, weights = [(term.left, term.A) for _, term in terms], [weight for weight, _ in terms]
-            mean[name] = replace(mean[name], B=self.corrected(mean[name], factors, weights))  # Bbar + dB
-        return replace(state, lora=state.lora | mean)
+            made[name] = replace(mean, B=self.corrected(mean, factors, weights))  # Bbar + dB
+        return replace(state, lora=state.lora | made)
 
     def corrected(self, mean: LowRank, factors: Sequence[Factors], weights: Sequence[float]) -> Tensor:
         """Bbar + dB for one layer, with D in the scale of `mean`."""
         return cosine_correction(mean.B, mean.A, factors, weights, self.lam)
-
-    def check(self, payload: Any, card: Card) -> None:
-        check_adapter(payload, card)
-
-    def site_model(self, client: Client, download: Adapter) -> Model:
-        return Model(lora=download)
-
-    def global_model(self, state: State) -> Model:
-        return Model(lora=state.lora)
 
     def measures(self, state: State, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
         """cosine: cos(D, B Abar) of what is handed out, the mean over layers."""
@@ -121,12 +104,6 @@ class LoRAFAIR(Algorithm):
                 D = stack_factors([(one.left, one.A) for _, one in own], [weight for weight, _ in own])
                 found.append(float(cosine(term.B, term.A, *D)))
         return {"cosine": sum(found) / len(found)} if found else {}
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
-
-    def bytes_down(self, layer: Layer, card: Card) -> int:
-        return pair_bytes(layer, card.rank)
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isqrt
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.cores import Bases, Heads, between_bases, check_heads, require_orthogonal, squared_norms
-from coterie.algorithms.factors import moved_rows
+from coterie.algorithms.cores import Heads, HeadSizes, between_bases, check_heads, require_orthogonal, squared_norms
+from coterie.algorithms.directions import moved_rows
 from coterie.maths.keys import Key
 from coterie.protocol import (
     Card,
@@ -64,19 +63,13 @@ class Download:
 
 
 @dataclass(frozen=True)
-class Ravan(Algorithm):
+class Ravan(HeadSizes, Algorithm):
     """Multi-head cores on frozen bases (arXiv 2506.05568).
 
-    heads: h. rank_per_head: how much of a client's rank one head takes. head_rank: r, as above unless given. choose:
-    the heads of the largest norm, or of the largest gradient on the coming mini-batch, or any. bases: Gram-Schmidt
-    over all heads, or Gaussian.
+    choose: the heads of the largest norm, or of the largest gradient on the coming mini-batch, or any.
     """
 
-    heads: int = 4
-    rank_per_head: int = 2
-    head_rank: int | None = None
     choose: Literal["norm", "gradient", "random"] = "norm"
-    bases: Bases = "orthonormal"
 
     traits = Traits(
         title="Ravan",
@@ -88,23 +81,6 @@ class Ravan(Algorithm):
         one_client=True,
         zero_weight=True,
     )
-
-    def __post_init__(self) -> None:
-        if self.heads < 1 or self.rank_per_head < 1 or (self.head_rank is not None and self.head_rank < 1):
-            raise ValueError("heads, rank_per_head and head_rank must be 1 at least")
-
-    def width(self, layer: Layer) -> int:
-        """r, the width of each head in this layer."""
-        room = min(layer.d_out, layer.d_in) // self.heads if self.bases == "orthonormal" else layer.d_out
-        return self.head_rank or min(isqrt(self.rank_per_head * (layer.d_out + layer.d_in)), room)
-
-    def sizes(self, layers: Mapping[str, Layer]) -> dict[str, tuple[int, ...]]:
-        """(h, r, r) of every layer."""
-        return {name: (self.heads, *[self.width(layer)] * 2) for name, layer in layers.items()}
-
-    def number(self, card: Card) -> int:
-        """h_i, the heads that this client trains: one at least."""
-        return min(self.heads, max(1, card.rank // self.rank_per_head))
 
     def start(self, federation: Federation, server: Server) -> State:
         sizes = self.sizes(federation.layers)

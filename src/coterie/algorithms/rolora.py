@@ -23,13 +23,12 @@ from coterie.algorithms.factors import (
     factor_bytes,
     factor_of_pair,
     initial_pair,
-    kept_factors,
-    lacking,
     pair_bytes,
     require_common_scale,
     require_equal_ranks,
     with_factor,
 )
+from coterie.algorithms.turns import Changed, Turns, current_pair, factor_in_turn, lacking_factors
 from coterie.errors import ModelError
 from coterie.maths.keys import Key
 from coterie.protocol import (
@@ -52,20 +51,11 @@ from coterie.protocol import (
 
 @message
 class State:
-    """The global pair, the seed of its A, in which round each factor last changed, and each client last answered."""
+    """The global pair, the seed of its A, and who lacks what of it."""
 
     lora: Adapter
     init_key: Key
-    changed: dict[str, int]
-    answered: dict[str, int]
-
-
-@message
-class Download:
-    """The factors that the client lacks, by name and layer; the seed of A: a Once when sent, the Key on arrival."""
-
-    factors: dict[str, dict[str, Tensor]]
-    init_key: Any
+    turns: Turns
 
 
 @message
@@ -103,34 +93,32 @@ class RoLoRA(Algorithm):
         require_common_scale(federation, "RoLoRA")
         key = server.key("init")
         lora = initial_pair(federation, key)
-        return State(lora, key, {"B": 0, "A": 0}, {})
+        return State(lora, key, Turns.none())
 
-    def send(self, state: State, card: Card) -> Download:
-        due = lacking(state.changed, state.answered, card)
-        return Download({f: factor_of_pair(state.lora, f, card.layers) for f in due}, Once(state.init_key))
+    def send(self, state: State, card: Card) -> Changed:
+        return Changed(lacking_factors(state.lora, state.turns, card), Once(state.init_key))
 
-    def local(self, client: Client, download: Download) -> Program:
-        start, trains = current_pair(client, download), factor_of(client.round)
+    def local(self, client: Client, download: Changed) -> Program:
+        start, trains = current_pair(client, download), factor_in_turn(client.round)
         client.memory["factors"] = start
         fitted = yield Fit(Model(lora=start), train=(f"lora.*.{trains}",))
         return Upload(Half(trains, factor_of_pair(fitted.model["lora"], trains)))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        trained = factor_of(server.round)
+        trained = factor_in_turn(server.round)
         due = uploads.where(lambda one: one.payload.factor == trained)  # nobody is out of turn, unless out of order
         if not len(due):
             return state
         mean = due.mean(lambda payload: payload.values)  # Bbar = sum p_i B_i, or Abar = sum p_i A_i
-        lora = with_factor(state.lora, trained, mean)
-        answered = dict.fromkeys((one.card.id for one in due), server.round)
-        return State(lora, state.init_key, state.changed | {trained: server.round}, state.answered | answered)
+        turns = state.turns.after(server.round, trained, due)
+        return State(with_factor(state.lora, trained, mean), state.init_key, turns)
 
     def check(self, payload: Any, card: Card) -> None:
         if not isinstance(payload, Half) or payload.factor not in ("B", "A"):
             raise ModelError(f"client {card.id}: an upload must be one half, B or A, of every adapted layer's pair")
         check_factor(payload.values, card, payload.factor)
 
-    def site_model(self, client: Client, download: Download) -> Model:
+    def site_model(self, client: Client, download: Changed) -> Model:
         return Model(lora=current_pair(client, download))
 
     def global_model(self, state: State) -> Model:
@@ -143,18 +131,5 @@ class RoLoRA(Algorithm):
         return pair_bytes(layer, card.rank) // 2
 
     def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
-        up, down = (factor_bytes(layer, card.rank, factor_of(t)) for t in (number, number - 1))
+        up, down = (factor_bytes(layer, card.rank, factor_in_turn(t)) for t in (number, number - 1))
         return up, down if number > 1 else 0
-
-
-def factor_of(number: int) -> Factor:
-    """The factor that is trained in this round."""
-    return "B" if number % 2 == 1 else "A"
-
-
-def current_pair(client: Client, download: Download) -> Adapter:
-    """The global pair: what the client had in its last round, or drew, with what it was sent in its place."""
-    pair = kept_factors(client, download.init_key)
-    for factor, values in download.factors.items():
-        pair = with_factor(pair, factor, values)
-    return pair

@@ -27,16 +27,8 @@ from torch import Tensor
 from coterie.algorithms.base import Algorithm, Program
 from coterie.algorithms.factors import gaussian_adapter, layers_of, pair_bytes, require_common_scale
 from coterie.algorithms.rank_update import RankUpdate, average_rank, ranks_of, truncated
-from coterie.algorithms.sketches import (
-    Sketches,
-    SketchSizes,
-    check_sketches,
-    mean_sketches,
-    sketch_bytes,
-    sketch_losses,
-    sketched,
-    trained_by,
-)
+from coterie.algorithms.sketch_measures import sketch_losses, trained_by
+from coterie.algorithms.sketches import Sketches, SketchSizes, check_sketches, mean_sketches, sketch_bytes, sketched
 from coterie.maths.keys import Key
 from coterie.maths.sketch import SketchMatrices, unsketch
 from coterie.protocol import (
@@ -126,10 +118,8 @@ class SeFoRA(SketchSizes, RankUpdate, Algorithm):
         return sketched(trained, client.card, key, lambda layer: self.sizes(layer, download.rank))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        key = state.key.fold(server.round)
-        means = mean_sketches(
-            uploads, layers_of(state.lora), key, lambda layer: self.sizes(layer, state.rank)
-        )  # line 30
+        key, layers = state.key.fold(server.round), layers_of(state.lora)
+        means = mean_sketches(uploads, layers, key, lambda layer: self.sizes(layer, state.rank))  # line 30
         made = {name: self.rebuilt(state.lora[name], *mean) for name, mean in means.items()}  # line 31
         return replace(state, lora=state.lora | made, round=server.round)
 

@@ -21,17 +21,11 @@ from typing import Any, Literal, Self
 import torch
 
 from coterie.algorithms.base import Program
-from coterie.algorithms.factors import layers_of
+from coterie.algorithms.factors import kept_factors, layers_of
 from coterie.algorithms.fedpa_lora import Download as References
-from coterie.algorithms.fedpa_lora import FedPALoRA, State, own_factors, preserved
-from coterie.algorithms.sketches import (
-    check_sketches,
-    mean_sketches,
-    sketch_bytes,
-    sketch_losses,
-    sketched,
-    trained_by,
-)
+from coterie.algorithms.fedpa_lora import FedPALoRA, State, preserved
+from coterie.algorithms.sketch_measures import sketch_losses, trained_by
+from coterie.algorithms.sketches import check_sketches, mean_sketches, sketch_bytes, sketched
 from coterie.errors import ConfigError
 from coterie.maths.sketch import unsketch_shrunk
 from coterie.protocol import (
@@ -104,7 +98,7 @@ class SketchPA(FedPALoRA):
         return Download(sent.reference, Once(state.init_key), state.rank)
 
     def local(self, client: Client, download: Any) -> Program:
-        own = own_factors(client, download)
+        own = kept_factors(client, download.init_key)
         trained = yield from preserved(client, own, self.alignment(download.reference))
         key = download.init_key.fold("sketch", client.round)
         return Upload(sketched(trained, client.card, key, lambda one: self.sizes(one, download.rank)))

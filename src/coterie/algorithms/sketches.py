@@ -1,4 +1,4 @@
-"""What methods that upload sketches share: the message, both sides of it, what arrives, and what it lost."""
+"""What methods that upload sketches share: the message, its sizes, both sides of it, and what may arrive."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch import Tensor
 from coterie.algorithms.base import BYTES
 from coterie.algorithms.factors import by_layer
 from coterie.errors import ModelError
-from coterie.maths import lowrank
 from coterie.maths.keys import Key
-from coterie.maths.sketch import SketchMatrices, error_bound, sketch, sketch_matrices, tail_energies
-from coterie.protocol import Adapter, Card, Layer, LowRank, Seen, Uploads, message, weighted_sum
+from coterie.maths.sketch import SketchMatrices, sketch, sketch_matrices
+from coterie.protocol import Adapter, Card, Layer, Uploads, message, weighted_sum
 
 Sizes = Callable[[Layer], tuple[int, int]]
 """Columns s of Omega and rows k of Psi for a layer."""
@@ -86,9 +85,10 @@ def mean_sketches(
     Raises:
         ModelError: naming client and layer, for a sketch of other sizes than this round's.
     """
+    wanted = {name: sizes(layer) for name, layer in layers.items()}
     for card, payload, _ in uploads.items():
         for name, one in payload.items():
-            s, k = sizes(layers[name])
+            s, k = wanted[name]
             if (one.Y.shape[-1], one.Z.shape[-2]) != (s, k):
                 raise ModelError(
                     f"client {card.id}, layer {name}: a sketch of {one.Y.shape[-1]} columns and {one.Z.shape[-2]} rows "
@@ -125,58 +125,3 @@ def sketch_bytes(layer: Layer, sizes: Sizes) -> int:
     """Bytes of one layer's sketch: (m s + k n) scalars."""
     s, k = sizes(layer)
     return (layer.d_out * s + k * layer.d_in) * BYTES
-
-
-def sketch_losses(
-    trained: Mapping[str, tuple[float, Adapter]], rebuilt: Adapter, rank: int, sizes: Callable[[str], tuple[int, int]]
-) -> dict[str, float]:
-    """What the sketches lost, over all layers together and relative to ||W||_F, W = sum p_i B_i A_i unscaled.
-
-    sketch_error: ||What - W||_F. tail_energy: tau_{rank + 1}, what the best approximation of that rank would lose.
-    sketch_bound: the root of Lemma 2's bound on E||What - W||_F^2 for the plain reconstruction from the same sketch
-    before any truncation, left out where a layer's sizes are outside of it; of a method that truncates or shrinks it
-    is no bound on sketch_error. Nothing where nobody trained or W is zero. Figures below 1e-8 are rounding.
-
-    trained: weight and factors of each client. sizes: s and k of a layer by its name.
-    """
-    error = tail = bound = energy = 0.0
-    bounded = True
-    for name, term in rebuilt.items():
-        held = [(weight, adapter[name]) for weight, adapter in trained.values() if name in adapter]
-        total = sum(weight for weight, _ in held)
-        if total <= 0:
-            continue
-        factors, weights = [(one.left, one.A) for _, one in held], [weight / total for weight, _ in held]
-        W, What = lowrank.stack_factors(factors, weights, dtype=torch.float64), (term.left.double(), term.A.double())
-        spectrum = product_spectrum(*W)
-        tails = tail_energies(spectrum)
-        apart = tails[0] - 2 * lowrank.inner(*W, *What) + lowrank.squared_norm(*What)
-        error += max(0.0, float(apart))
-        energy += float(tails[0])
-        tail += float(tails[rank]) if rank < len(tails) else 0.0
-        s, k = sizes(name)
-        bounded = bounded and s >= 2 and k > s + 1
-        bound += float(error_bound(spectrum, s, k)) if bounded else 0.0
-    if energy <= 0:
-        return {}
-    found = {"sketch_error": error, "tail_energy": tail} | ({"sketch_bound": bound} if bounded else {})
-    return {name: (value / energy) ** 0.5 for name, value in found.items()}
-
-
-def product_spectrum(B: Tensor, A: Tensor) -> Tensor:
-    """The singular values of B A, descending, as roots of the eigenvalues of a Gram matrix of r or m rows.
-
-    Half the work of the SVD of a core; those below about 1e-8 of the largest are rounding, or 0.
-    """
-    core = torch.linalg.qr(B, mode="r").R @ A
-    spectrum: Tensor = torch.linalg.eigvalsh(core @ core.mT).clamp(min=0).sqrt().flip(-1)
-    return spectrum
-
-
-def trained_by(seen: Mapping[str, Seen]) -> dict[str, tuple[float, Adapter]]:
-    """Weight and trained factors of everybody of whom simulation knows them."""
-    return {
-        name: (one.weight, cast("dict[str, LowRank]", one.model["lora"]))
-        for name, one in seen.items()
-        if one.model is not None and "lora" in one.model
-    }

@@ -14,7 +14,6 @@ learn. Weight decay acts on D, not on W. One rank is required of all clients; th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from torch import Tensor
 from coterie.algorithms.base import BYTES, Program
 from coterie.algorithms.factors import completed, layers_of, require_equal_ranks
 from coterie.algorithms.fedit import FedIT
-from coterie.errors import ModelError
+from coterie.algorithms.masked import Values, at_mask, check_values
 from coterie.maths.keys import Key
-from coterie.maths.lowrank import truncate
+from coterie.maths.sparse_change import low_rank_part
 from coterie.protocol import (
     Adapter,
     Card,
@@ -38,7 +37,6 @@ from coterie.protocol import (
     Once,
     Phase,
     Server,
-    SparseDelta,
     Traits,
     Upload,
     Uploads,
@@ -54,13 +52,6 @@ class State:
     values: dict[str, Tensor] | None
     mask_key: Key
     last: int
-
-
-@message
-class Values:
-    """Stage 1, up: the trained values at the mask, by layer, in the order of the flat W."""
-
-    values: dict[str, Tensor]
 
 
 @message
@@ -124,7 +115,7 @@ class SLoRA(FedIT):
     def local(self, client: Client, download: Any) -> Program:
         if not isinstance(download, Download):
             return (yield from super().local(client, download))
-        fitted = yield Fit(self.changed(client.card.layers, download.values, download.mask_key), train=("sparse.*",))
+        fitted = yield Fit(self.site_model(client, download), train=("sparse.*",))
         return Upload(Values({name: term.values for name, term in fitted.model["sparse"].items()}))
 
     def aggregate(self, state: Any, uploads: Uploads, server: Server) -> Any:
@@ -135,17 +126,12 @@ class SLoRA(FedIT):
         values = state.values | due.mean(lambda payload: payload.values)  # D = sum p_i D_i
         if server.round < state.last:
             return replace(state, values=values)
-        changes = self.changed(layers_of(state.lora), values, state.mask_key)["sparse"]
-        primed = {name: factors(changes[name], term) for name, term in state.lora.items()}
+        primed = {}
+        for name, change in at_mask(values, layers_of(state.lora), state.mask_key).items():
+            term = state.lora[name]
+            B, A = low_rank_part(change.dense(), term.rank)  # B = U_r S_r / s, A = V_r^T
+            primed[name] = LowRank(B, A, 1.0).rescaled(float(term.scale))
         return replace(state, lora=completed(primed, server.key("completion")), values=None)
-
-    def changed(self, layers: dict[str, Layer], values: dict[str, Tensor], key: Key) -> Model:
-        """W_0 with these values added at the mask."""
-        terms = {}
-        for name, value in values.items():
-            m, n = layers[name].d_out, layers[name].d_in
-            terms[name] = SparseDelta(value, places(key.fold(name), m * n, len(value)), m, n)
-        return Model(sparse=terms)
 
     def count(self, layer: Layer, rank: int) -> int:
         """How many entries of W train in stage 1."""
@@ -155,35 +141,19 @@ class SLoRA(FedIT):
     def check(self, payload: Any, card: Card) -> None:
         if not isinstance(payload, Values):
             return super().check(payload, card)
-        wanted = {name: (self.count(layer, card.rank),) for name, layer in card.layers.items()}
-        if {name: tuple(one.shape) for name, one in payload.values.items()} != wanted:
-            raise ModelError(f"client {card.id}: an upload must be the values at the mask of each adapted layer")
+        check_values(payload, card, {name: self.count(layer, card.rank) for name, layer in card.layers.items()})
 
     def site_model(self, client: Client, download: Any) -> Model:
         if isinstance(download, Download):
-            return self.changed(client.card.layers, download.values, download.mask_key)
+            return Model(sparse=at_mask(download.values, client.card.layers, download.mask_key))  # W_0 + D
         return super().site_model(client, download)
 
     def global_model(self, state: Any) -> Model:
         if state.values is None:
             return super().global_model(state)
-        return self.changed(layers_of(state.lora), state.values, state.mask_key)
+        return Model(sparse=at_mask(state.values, layers_of(state.lora), state.mask_key))
 
     def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
         if phase.name != "sparse":
             return super().bytes_of_round(layer, card, number, phase)
         return self.count(layer, card.rank) * BYTES, self.count(layer, card.rank) * BYTES
-
-
-def factors(change: SparseDelta, like: LowRank) -> LowRank:
-    """B = U_r S_r / s and A = V_r^T of a change of W, in the rank and scale of `like`."""
-    whole = change.dense()
-    best = truncate(whole, torch.eye(change.d_in, dtype=whole.dtype), like.rank)
-    return LowRank(best.B, best.A, 1.0).rescaled(float(like.scale))
-
-
-@lru_cache(maxsize=512)
-def places(key: Key, entries: int, count: int) -> Tensor:
-    """int32 (count,), ascending: which of the entries train. Kept, since every client of a round asks for the same."""
-    chosen = torch.from_numpy(key.permutation(entries)[:count]).sort().values
-    return chosen.to(torch.int32)

@@ -48,6 +48,9 @@ class Wrapped(Algorithm):
     def further_models(self, client: Client, download: Any) -> Mapping[str, Model]:
         return self.inner.further_models(client, download)
 
+    def part_models(self, client: Client, download: Any) -> Mapping[str, Model]:
+        return self.inner.part_models(client, download)
+
     def global_model(self, state: Any) -> Model | None:
         return self.inner.global_model(self.inner_state(state))
 

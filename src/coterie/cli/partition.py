@@ -63,26 +63,27 @@ def table(task: str, record: Mapping[str, Any], ranks: Sequence[int], groups: Se
     """
     from rich.table import Table
 
-    from coterie.data.pictures import class_names, few_classes, few_clients
+    from coterie.data.pictures import few_classes, few_clients, pieces_of
     from coterie.report.numbers import percent
 
-    histogram: list[list[int]] = record["statistics"]["histogram"]
+    histogram, names, kind = pieces_of(record)
+    many, title = {"class": ("classes", "labels")}.get(kind, (f"{kind}s", f"{kind}s held"))
     pooled = [sum(column) for column in zip(*histogram, strict=True)]
     # As in the picture: of many classes, the most frequent and all others together.
-    bars, legend = few_classes([*histogram, pooled], class_names(record))
+    bars, legend = few_classes([*histogram, pooled], names)
     clients, how = record["clients"], record["how"]
     parts = [name for name in ("train", "validation", "test") if name in clients[0]]
     grouped = any(group != "all" for group in groups)
-    what = "".join(f", {name} {how[name]:g}" for name in ("beta", "shards") if name in how)
+    what = "".join(f", {name} {how[name]:g}" for name in ("beta", "shards", "alpha") if how.get(name) is not None)
     made = Table(
         title=f"{task}: {how['kind']}{what}, seed {how['seed']}",
-        caption=f"labels, from left to right: {', '.join(map(_short, legend))}",
+        caption=f"{title}, from left to right: {', '.join(map(_short, legend))}",
     )
     for heading in ("client", *(["group"] if grouped else [])):
         made.add_column(heading, overflow="fold")
-    for heading in ("rank", *parts, "classes", "top class %"):
+    for heading in ("rank", *parts, many, f"top {kind} %"):
         made.add_column(heading, justify="right", overflow="fold")
-    made.add_column("labels", no_wrap=True)
+    made.add_column(title, no_wrap=True)
 
     def cells(at: int, row: Sequence[int], sizes: Sequence[int]) -> list[str]:
         counts = [f"{size:,}" for size in sizes]
@@ -109,14 +110,30 @@ def sentences(record: Mapping[str, Any]) -> list[str]:
         f"{facts['examples']:,} examples of {len(sizes):,} clients; the smallest is {clients[least]['id']} with "
         f"{sizes[least]:,}, the largest {clients[most]['id']} with {sizes[most]:,}"
     ]
-    if len(sizes) > 1:
+    if len(sizes) > 1 and "parts" not in record:  # one label means another thing in each part
         told.append(
             f"mean total variation distance of label shares: {facts['mean_from_pooled']:.3f} from those of all, "
             f"{facts['mean_total_variation']:.3f} between two clients (0: alike, 1: no class in common)"
         )
+    told += _of_mixtures(record["mixture"]) if "mixture" in record else []
+    if "tests" in record:
+        shared = record["tests"]["of_several_clients"]
+        told.append(
+            f"clients' tests are {record['tests']['examples']:,} examples of the task's test set, {shared:,} of them "
+            "in several clients'"
+        )
     told += [f"set aside for the server: {held['examples']:,} as {name}" for name, held in record["server"].items()]
     shown = len(few_clients(len(sizes)))
     return told + ([f"{shown} of {len(sizes):,} clients are shown, evenly spaced"] if shown < len(sizes) else [])
+
+
+def _of_mixtures(mixture: Mapping[str, Any]) -> list[str]:
+    """How much of each task (or group) clients hold, and how unlike their mixtures are."""
+    used = (f"{name} {mixture['allocated'][name]:,} of {mixture['supply'][name]:,}" for name in mixture["groups"])
+    return [
+        f"held by clients: {', '.join(used)}",
+        f"mean total variation distance of two clients' mixtures: {mixture['mean_total_variation']:.3f}",
+    ]
 
 
 def _bar(row: Sequence[int]) -> str:

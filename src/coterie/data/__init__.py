@@ -3,6 +3,7 @@
 from coterie.data.batches import Batch, evaluation_batches, plan
 from coterie.data.holdings import manifest, statistics
 from coterie.data.metrics import METRICS, scores
+from coterie.data.mixtures import mixture
 from coterie.data.partition import (
     PARTITIONERS,
     Partition,
@@ -16,7 +17,18 @@ from coterie.data.partition import (
     split,
 )
 from coterie.data.pictures import partition_svg
-from coterie.data.tasks import LOADERS, Examples, Instructions, Questions, Task, find_loader, load_task, task_options
+from coterie.data.tasks import (
+    LOADERS,
+    Examples,
+    Instructions,
+    Part,
+    Questions,
+    Task,
+    find_loader,
+    load_mixture,
+    load_task,
+    task_options,
+)
 from coterie.data.text import TextSet, tokenise
 
 __all__ = [
@@ -26,6 +38,7 @@ __all__ = [
     "Batch",
     "Examples",
     "Instructions",
+    "Part",
     "Partition",
     "Questions",
     "Task",
@@ -34,9 +47,11 @@ __all__ = [
     "evaluation_batches",
     "find_loader",
     "iid",
+    "load_mixture",
     "load_task",
     "make_partition",
     "manifest",
+    "mixture",
     "natural",
     "partition_options",
     "partition_svg",

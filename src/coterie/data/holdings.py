@@ -89,3 +89,16 @@ def manifest(
         "statistics": statistics(parts, labels),
         "clients": [{"client": client, **held} for client, held in enumerate(holdings)],
     }
+
+
+def check_disjoint(sets: Mapping[str, np.ndarray]) -> None:
+    """That no example is in two of the sets of indices, such as a server's public data and a client's.
+
+    Raises:
+        ValueError: naming the two sets and the example (a fault of the caller).
+    """
+    holder: dict[int, str] = {}
+    for name, indices in sets.items():
+        for index in indices.tolist():
+            if holder.setdefault(index, name) != name:
+                raise ValueError(f"example {index} is in {holder[index]} and in {name}")

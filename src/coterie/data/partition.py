@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import heapq
 import inspect
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 
+from coterie.data.mixtures import mixture
 from coterie.errors import ConfigError, DataError, nearest
+from coterie.maths.apportion import dirichlet_shares, largest_remainder
 from coterie.maths.keys import Key
 
 Partition = list[np.ndarray]
@@ -96,7 +96,7 @@ def dirichlet(labels: ArrayLike, clients: int, beta: float, key: Key, minimum: i
     classes = _labels(labels, clients, minimum)
     _positive(beta)
     kinds, totals = np.unique(classes, return_counts=True)
-    shares = [_dirichlet_shares(clients, beta, key.fold("shares", int(kind))) for kind in kinds]
+    shares = [dirichlet_shares(clients, beta, key.fold("shares", int(kind))) for kind in kinds]
     counts = np.stack([largest_remainder(share * n, int(n)) for share, n in zip(shares, totals, strict=True)])
     return _deal(_fill(counts, minimum), classes, key.fold("deal"))
 
@@ -111,7 +111,7 @@ def quantity(labels: ArrayLike, clients: int, beta: float, key: Key, minimum: in
         DataError: fewer than clients * minimum examples, or a beta that is not a positive number.
     """
     count = len(_labels(labels, clients, minimum))
-    shares = _dirichlet_shares(clients, _positive(beta), key.fold("sizes"))
+    shares = dirichlet_shares(clients, _positive(beta), key.fold("sizes"))
     sizes = _fill(largest_remainder(shares * count, count)[None], minimum)[0]
     order = key.fold("deal").permutation(count)
     return [np.sort(part) for part in np.split(order, np.cumsum(sizes)[:-1])]
@@ -188,18 +188,8 @@ PARTITIONERS: Mapping[str, Callable[..., Partition]] = {
     "quantity": quantity,
     "shards": shards,
     "natural": natural,
+    "mixture": mixture,
 }
-
-
-def largest_remainder(quotas: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers of sum `total` nearest to `quotas` (k,), whose sum is `total` up to rounding; int64.
-
-    Every number is its quota rounded down, plus one for the largest fractions (the first among equals).
-    """
-    whole: np.ndarray = np.floor(quotas).astype(np.int64)
-    missing = total - int(whole.sum())
-    whole[np.argsort(-(quotas - whole), kind="stable")[:missing]] += 1
-    return whole
 
 
 def split(indices: ArrayLike, labels: ArrayLike, fractions: Mapping[str, float], key: Key) -> dict[str, np.ndarray]:
@@ -276,38 +266,6 @@ def _clients_of_groups(sizes: np.ndarray, clients: int) -> np.ndarray:
         many[group] += 1
         heapq.heappush(heap, (-sizes[group] / (many[group] + 1), group))
     return many
-
-
-def _dirichlet_shares(count: int, beta: float, key: Key) -> np.ndarray:
-    """One draw from the symmetric Dirichlet(beta), (count,) float64 of sum one.
-
-    Normalised gamma variates, kept as logarithms: at small beta all of them underflow, their ratios do not.
-    """
-    logs = _log_gamma_variates(count, beta, key)
-    shares = np.exp(logs - logs.max())
-    return np.asarray(shares / shares.sum())
-
-
-def _log_gamma_variates(count: int, shape: float, key: Key) -> np.ndarray:
-    """Logarithms of `count` independent Gamma(shape, 1) variates (Marsaglia & Tsang 2000), float64.
-
-    A shape below one is drawn as Gamma(shape + 1) U^(1 / shape), in logarithms.
-    """
-    d = (shape + 1 if shape < 1 else shape) - 1 / 3
-    c = 1 / math.sqrt(9 * d)
-    logs = np.full(count, np.nan)
-    for attempt in itertools.count():  # nineteen in twenty are accepted each time
-        open_ = np.flatnonzero(np.isnan(logs))
-        if not len(open_):
-            break
-        stream = key.fold("gamma", attempt)
-        x = stream.fold("normal").normal((len(open_),), dtype=torch.float64).numpy()
-        log_u = np.log1p(-stream.fold("accept").unit(len(open_)))
-        root = np.maximum(1 + c * x, 1e-300)
-        log_v = 3 * np.log(root)
-        accepted = (1 + c * x > 0) & (log_u < 0.5 * x**2 + d - d * root**3 + d * log_v)
-        logs[open_[accepted]] = (math.log(d) + log_v)[accepted]
-    return logs + np.log1p(-key.fold("power").unit(count)) / shape if shape < 1 else logs
 
 
 def _fill(counts: np.ndarray, minimum: int) -> np.ndarray:

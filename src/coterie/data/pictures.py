@@ -30,6 +30,7 @@ _LETTER = 7.0
 def partition_svg(manifest: Mapping[str, Any], width: int = 480) -> str:
     """Stacked horizontal bars: the examples of each class that each client holds, clients from top to bottom.
 
+    Of a mixture, pieces are the examples of each task (or group).
     manifest: what `coterie.data.holdings.manifest` returns, with `classes`, the names of the label values, `server`,
     its data sets, and an `id` for each client where the caller has added them. width: of the drawing in units of which
     a letter's height is 12; the picture scales to its place. With more than ten classes the rarest are put together,
@@ -38,9 +39,7 @@ def partition_svg(manifest: Mapping[str, Any], width: int = 480) -> str:
     All text and lines take the colour of the place (currentColor). Every piece has a tooltip, and its number where
     there is room.
     """
-    facts = manifest["statistics"]
-    histogram: list[list[int]] = facts["histogram"]
-    names = class_names(manifest)
+    histogram, names, what = pieces_of(manifest)
     counts, legend = few_classes(histogram, names)
     shown = few_clients(len(counts))
     labels = [_shortened(str(manifest["clients"][client].get("id", client)), 14) for client in shown]
@@ -59,20 +58,32 @@ def partition_svg(manifest: Mapping[str, Any], width: int = 480) -> str:
     for note in notes:
         body.append(_text(0, below, note, "partition-note"))
         below += 16
-    title = f"Examples of {len(counts)} clients by class"
+    title = f"Examples of {len(counts)} clients by {what}"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="partition" viewBox="0 0 {width} {below:g}" width="100%" '
             f'style="max-width:{round(1.5 * width)}px" role="img" aria-label="{escape(title)}">',
             f"<title>{escape(title)}</title>",
             f"<style>{_style(len(legend))}</style>",
-            _text(left, 12, "examples of each class", "partition-note"),
+            _text(left, 12, f"examples of each {what}", "partition-note"),
             _text(0, 12, "client", "partition-note"),
             *body,
             "</svg>",
             "",
         ]
     )
+
+
+def pieces_of(manifest: Mapping[str, Any]) -> tuple[list[list[int]], list[str], str]:
+    """What clients' bars consist of: counts (clients, k), their names, and what one of them is called.
+
+    Of a mixture the tasks (or groups) in sorted order, of any other partition the classes.
+    """
+    if "mixture" not in manifest:
+        return manifest["statistics"]["histogram"], class_names(manifest), "class"
+    groups: list[str] = manifest["mixture"]["groups"]
+    counts = [[client["groups"].get(group, 0) for group in groups] for client in manifest["clients"]]
+    return counts, groups, "task" if "parts" in manifest else "group"
 
 
 def class_names(manifest: Mapping[str, Any]) -> list[str]:
@@ -139,8 +150,13 @@ def _notes(manifest: Mapping[str, Any], shown: int) -> list[str]:
     facts = manifest["statistics"]
     sizes, clients = facts["sizes"], facts["clients"]
     notes = [f"{facts['examples']:,} examples, {min(sizes):,} to {max(sizes):,} a client"]
+    mixture = manifest.get("mixture")
     if clients > 1:
-        notes.append(f"mean distance of label shares {facts['mean_total_variation']:.2f} (0: alike, 1: disjoint)")
+        what = "label shares" if mixture is None else "mixtures"
+        distance = (facts if mixture is None else mixture)["mean_total_variation"]
+        notes.append(f"mean distance of {what} {distance:.2f} (0: alike, 1: disjoint)")
+    if mixture is not None and (left := sum(mixture["supply"].values()) - facts["examples"]):
+        notes.append(f"left to nobody: {left:,} examples that no client asked for")
     for name, held in manifest.get("server", {}).items():
         notes.append(f"set aside for the server: {held['examples']:,} examples ({name})")
     if shown < clients:

@@ -119,6 +119,7 @@ def tokenise(
 ) -> TextSet:
     """Tokenise texts (or pairs of texts), cut to `max_length` tokens, the longer text of a pair first.
 
+    A text whose second text is empty is tokenised alone, so that tasks on pairs and on single texts can be one set.
     labels: (n,) integers; `num_classes` defaults to the largest label + 1. Token ids come from the per-user
     cache when these texts were tokenised before by the same tokeniser and length; a cache that is damaged or
     cannot be written costs time only. cached=False neither looks there nor leaves anything there.
@@ -175,13 +176,10 @@ def _encode(
     lengths: list[int] = []
     for start in range(0, len(texts), _CHUNK):
         part = slice(start, start + _CHUNK)
+        # An empty second text would still get its separator, which a model of single texts has never seen.
+        batch = list(texts[part]) if pairs is None else list(map(_coupled, texts[part], pairs[part]))
         found: Any = tokenizer(
-            list(texts[part]),
-            None if pairs is None else list(pairs[part]),
-            truncation=True,
-            max_length=max_length,
-            padding=False,
-            return_attention_mask=False,
+            batch, truncation=True, max_length=max_length, padding=False, return_attention_mask=False
         )
         lengths += map(len, found["input_ids"])
         ids += [np.asarray(row, dtype=np.int32) for row in found["input_ids"]]
@@ -194,6 +192,10 @@ def _encode(
         "offsets": torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64),
     }
     return {**tokens, "segments": _flat(segments, np.uint8)} if segments else tokens
+
+
+def _coupled(text: str, second: str) -> str | tuple[str, str]:
+    return (text, second) if second else text
 
 
 def _flat(rows: list[np.ndarray], dtype: type[np.generic]) -> Tensor:
@@ -231,7 +233,8 @@ def _digest(
     """The name of a cache entry. Library versions are in it, since normalisation may change with them."""
     hashed = hashlib.blake2b(digest_size=16)
     versions = [tokenizers.__version__, transformers.__version__]
-    _feed(hashed, [*versions, tokenizer_identity(tokenizer), str(max_length), str(pairs is not None)])
+    pairing = "some" if pairs is not None and "" in pairs else str(pairs is not None)
+    _feed(hashed, [*versions, tokenizer_identity(tokenizer), str(max_length), pairing])
     _feed(hashed, texts)
     _feed(hashed, pairs or ())
     return hashed.hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -25,7 +25,8 @@ Figures = dict[str, Any]
 
 On the task's tests: {loss, accuracy, examples, score, metrics: {name: value}}, of several models their plain mean. On
 clients' own tests: {accuracy: {id: value}, score: {id: value}} and of the scores mean, worst_50 and worst_25. `score`
-is the first of the task's metrics.
+is the first of the task's metrics. Where sites hold a set in parts as well (test/<part> beside test), `parts` has the
+same of each part, by its name.
 """
 
 
@@ -110,7 +111,11 @@ def global_scores(
     if setting.more_tests:
         found["more"] = {name: on_test(data) for name, data in sorted(setting.more_tests.items())}
     if clients:
-        found["clients"] = _by_client(on_shares("test", again=True))
+        names = sorted({part for site in setting.sites.values() for part in _parts(site.data, "test")})
+        parts = {part: on_shares(f"test/{part}", again=True) for part in names}
+        found["clients"] = _by_client(_joined(parts.values()) if parts else on_shares("test", again=True))
+        if parts:
+            found["parts"] = {part: _by_client(scores) for part, scores in parts.items()}
     return found, _validation(on_shares("validation", again=False))
 
 
@@ -137,17 +142,17 @@ def personal_scores(
         return own.figures(), None
     for site in _sites(view, state, heads, downloads, failed):
         used = _Named(site.model)
-        _show(view, site, used, pooled, own, again=not alone)
+        _show(view, site, used, pooled, own, again=not alone, instead=site.parts)
         if site.name in validated:
-            data = setting.sites[site.name].data["validation"]
-            validation |= _scores(view, {site.name: (used, site.head, data)}, None, again=False)
+            scores = _own(view, site, used, "validation", again=False, instead=site.parts)
+            validation |= _joined({site.name: score} for score in scores.values())
         try:
             others = setting.algorithm.further_models(site.client, site.download)
         except Exception as error:
             failed[site.name] = said(error)
             continue
         for name, model in others.items():
-            _show(view, site, _Named(model), pooled, further.setdefault(name, _Shown()), again=not alone)
+            _show(view, site, _Named(model), pooled, further.setdefault(name, _Shown()), again=not alone, instead={})
     found = own.figures()
     if further:
         found["further"] = {name: shown.figures() for name, shown in sorted(further.items())}
@@ -203,6 +208,7 @@ class _Site:
     download: Any
     model: Model
     head: Head | None
+    parts: Mapping[str, tuple[_Named, Head | None]]
 
 
 @dataclass(frozen=True)
@@ -224,6 +230,7 @@ class _Shown:
     own: dict[str, Score] = field(default_factory=dict)
     pooled: dict[str, Score] = field(default_factory=dict)
     more: dict[str, dict[str, Score]] = field(default_factory=dict)
+    parts: dict[str, dict[str, Score]] = field(default_factory=dict)
 
     def figures(self) -> Figures:
         """As in a line of metrics.jsonl."""
@@ -232,26 +239,87 @@ class _Shown:
             found["pooled"] = _mean(self.pooled)
         if self.more:
             found["more"] = {test: _mean(scores) for test, scores in self.more.items()}
+        if self.parts:
+            found["parts"] = {part: _by_client(scores) for part, scores in sorted(self.parts.items())}
         return found
 
 
-def _show(view: Evaluation, site: _Site, model: _Named, pooled: bool, shown: _Shown, again: bool) -> None:
+def _show(
+    view: Evaluation,
+    site: _Site,
+    model: _Named,
+    pooled: bool,
+    shown: _Shown,
+    again: bool,
+    instead: Mapping[str, tuple[_Named, Head | None]],
+) -> None:
     """Adds what a model of this site scores: on its own test, and, if `pooled`, on the task's tests.
 
-    again: whether the global model is scored on its own test too.
+    again: whether the global model is scored on its own test too. instead: what is used for examples of some parts.
     """
     setting, limit = view.setting, view.setting.measuring.pooled_limit
+    name, own = site.name, _own(view, site, model, "test", again, instead)
+    if own:
+        shown.own |= _joined({name: score} for score in own.values())
+    for part, score in own.items():
+        if part is not None:
+            shown.parts.setdefault(part, {})[name] = score
+    if not pooled:
+        return
+    more = {}
+    for test, data in sorted(setting.more_tests.items()):
+        used, head = instead.get(test, (model, site.head))
+        more[test] = _scores(view, {name: (used, head, data)}, limit, again=True)
+        shown.more.setdefault(test, {}).update(more[test])
+    if instead and more:  # no one model is for all of the pooled test
+        shown.pooled |= _joined(more.values())
+    elif setting.pooled_test is not None:
+        shown.pooled |= _scores(view, {name: (model, site.head, setting.pooled_test)}, limit, again=True)
 
-    def score(data: DataSet, limit: int | None, again: bool) -> Score:
-        return _scores(view, {site.name: (model, site.head, data)}, limit, again=again)[site.name]
 
-    test = setting.sites[site.name].data.get("test")
-    if test is not None and len(test) > 0:
-        shown.own[site.name] = score(test, None, again)
-    if pooled and setting.pooled_test is not None:
-        shown.pooled[site.name] = score(setting.pooled_test, limit, True)
-    for name, data in sorted(setting.more_tests.items()) if pooled else ():
-        shown.more.setdefault(name, {})[site.name] = score(data, limit, True)
+def _own(
+    view: Evaluation,
+    site: _Site,
+    model: _Named,
+    name: str,
+    again: bool,
+    instead: Mapping[str, tuple[_Named, Head | None]],
+) -> dict[str | None, Score]:
+    """What a model of this site scores on its own set of this name: by part where it has such, or as a whole (None)."""
+    data = view.setting.sites[site.name].data
+    if not len(data.get(name, ())):
+        return {}
+    sets: list[tuple[str | None, DataSet]] = [*_parts(data, name).items()]
+    found = {}
+    for part, own in sets or [(None, data[name])]:
+        used, head = (model, site.head) if part is None else instead.get(part, (model, site.head))
+        found[part] = _scores(view, {site.name: (used, head, own)}, None, again=again)[site.name]
+    return found
+
+
+def _parts(data: Mapping[str, DataSet], name: str) -> dict[str, DataSet]:
+    """The parts of a site's set of this name that hold anything, such as test/<part> of test."""
+    found = {place.removeprefix(f"{name}/"): part for place, part in data.items() if place.startswith(f"{name}/")}
+    return {part: held for part, held in sorted(found.items()) if len(held)}
+
+
+def _joined(parts: Iterable[Mapping[str, Score]]) -> dict[str, Score]:
+    """Scores on the parts of a set as those on the whole, by client: figures that are means over examples stay such."""
+    by_client: dict[str, list[Score]] = {}
+    for scores in parts:
+        for name, score in scores.items():
+            by_client.setdefault(name, []).append(score)
+    return {name: scores[0] if len(scores) == 1 else _weighted(scores) for name, scores in by_client.items()}
+
+
+def _weighted(scores: Sequence[Score]) -> Score:
+    examples = sum(score.examples for score in scores)
+
+    def mean(pick: Callable[[Score], float]) -> float:
+        return sum(score.examples * pick(score) for score in scores) / examples
+
+    metrics = {name: mean(lambda score, name=name: score.metrics[name]) for name in scores[0].metrics}  # type: ignore[misc]
+    return Score(mean(lambda score: score.loss), mean(lambda score: score.accuracy), examples, metrics)
 
 
 def _sites(
@@ -282,12 +350,19 @@ def _sites(
         )
         try:
             model = setting.algorithm.site_model(client, download)
+            by_part = setting.algorithm.part_models(client, download)
         except Exception as error:
             if failed is None:
                 raise
             failed[name] = said(error)
             continue
-        yield _Site(name, client, download, model, head_of(setting, state, heads, name, record))
+        head = head_of(setting, state, heads, name, record)
+        # A part's head is the one that was trained under its name, where there is such.
+        parts = {
+            part: (_Named(one), head if setting.head == "frozen" else heads.get(head_name(card.spec, part), head))
+            for part, one in by_part.items()
+        }
+        yield _Site(name, client, download, model, head, parts)
 
 
 def _scores(

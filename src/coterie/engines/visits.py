@@ -16,7 +16,7 @@ from coterie.engines.measures import (
     mean_initialisation_mismatch,
 )
 from coterie.engines.setting import Setting
-from coterie.protocol import Adapter, Client, Memory, Model, Seen, SiteRecord
+from coterie.protocol import Adapter, Client, Memory, Model, Penalty, Seen, SiteRecord
 
 
 @dataclass
@@ -69,7 +69,8 @@ def seen_of(visit: Visit, weight: float) -> Seen:
     if not visit.party.fits:
         return Seen(weight, None, visit.diagnostics)
     request, fitted = visit.party.fits[-1]
-    return Seen(weight, fitted.model, visit.diagnostics, tuple(request.penalties))
+    penalties = tuple(penalty for penalty in request.penalties if isinstance(penalty, Penalty))
+    return Seen(weight, fitted.model, visit.diagnostics, penalties)
 
 
 def server_training_of(party: Party) -> dict[str, Any]:

@@ -29,6 +29,8 @@ def write_adapters(
 ) -> str | None:
     """Fills `place` with `global` (where the method has one) and `client-<id>` for every site, heads included.
 
+    A site whose model adds nothing to the base gets no folder, such as one with another model for each of its tasks.
+
     base_name: where users of the adapter find the base model. labels: the names of the classes, which a language model
     has none of. With local heads the global adapter carries the initial one, which nobody trained. A model whose terms
     are mixed for each input takes a PEFT folder for each term (`coterie.adapters.mixture_folder`), and one with routed
@@ -78,7 +80,8 @@ def write_adapters(
     traffic = Traffic(Ledger(), progress.round, "export", setting.strict)
     view = Evaluation(setting, engine.executor, engine.store, progress.round, "export", traffic)
     for name, model, head in site_models(view, progress.state, progress.heads, {}):
-        save(f"client-{name}", model, head)
+        if model.terms or patches.version:
+            save(f"client-{name}", model, head)
     if not several:
         return None
     named = ", ".join(several[:3]) + (", …" if len(several) > 3 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from coterie.data.metrics import METRICS
 from coterie.data.sequences import DataSet, SequenceSet
-from coterie.data.tasks import Task
+from coterie.data.tasks import ExampleSet, Task
 from coterie.data.text import TextSet
 from coterie.engines.setting import Fault, Measuring, Setting, Site
 from coterie.errors import ConfigError, nearest
@@ -86,7 +87,8 @@ def build(config: Config, plan: Plan | None = None) -> Built:
         if reference is not None:
             check_rank(base.layers, reference, f"client {name}, reference rank")
     # Limits take the first examples of a set, whose order in the source may follow the classes.
-    pooled = _shuffled(tokens(task, task.test, base, config.model.max_length), root_key(0).fold("pooled"))
+    tests = tokens(task, task.test, base, config.model.max_length)
+    pooled = _shuffled(tests, root_key(0).fold("pooled"))
     more = {
         name: _shuffled(tokens(task, examples, base, config.model.max_length), root_key(0).fold("pooled", name))
         for name, examples in task.more_tests.items()
@@ -98,7 +100,10 @@ def build(config: Config, plan: Plan | None = None) -> Built:
         group = shares.groups[name]
         card = Card(name, rank, len(share["train"]), scale, base.layers, reference, group=group, spec=SPEC)
         order = root.fold("order", name)
-        data = {p: _shuffled(train.select(indices), order) for p, indices in share.items()}
+        data = {p: _shuffled(own, order) for p, own in _with_parts(task, task.train, train, share).items()}
+        if name in shares.tests:
+            held_out = _with_parts(task, task.test, tests, {"test": shares.tests[name]})
+            data |= {p: _shuffled(own, order) for p, own in held_out.items()}
         sites[name] = Site(card, data | {"train": to_train_on(data["train"])})
     settings = train_settings(config)
     chosen = _plan(config, base, to_train_on(train), settings, max(ranks)) if plan is None else plan
@@ -112,7 +117,7 @@ def build(config: Config, plan: Plan | None = None) -> Built:
         weights=config.federation.weights,
         head="frozen" if base.is_language else config.federation.head,
         heads={SPEC: base.head or None},
-        server_data=_server_data(config, method.traits, train, shares),
+        server_data=_server_data(config, method.traits, task, train, shares),
         pooled_test=pooled,
         more_tests=more,
         metrics=task.metrics,
@@ -178,15 +183,34 @@ def _shuffled(data: DataSet, key: Key) -> DataSet:
     return data.select(key.permutation(len(data)))
 
 
-def _server_data(config: Config, traits: Traits, train: DataSet, shares: Shares) -> dict[str, DataSet]:
-    """What the server holds: the examples set aside for it, and for a reference method what the clients train on."""
+def _with_parts(task: Task, examples: ExampleSet, data: DataSet, sets: Mapping[str, np.ndarray]) -> dict[str, DataSet]:
+    """A client's sets out of `data` by name; of a mixture, test and validation also part by part, as test/<part>."""
+    places = dict(sets)
+    for name in ("validation", "test") if task.parts else ():
+        if name in sets:
+            belongs = np.asarray(examples.groups)[sets[name]]
+            places |= {f"{name}/{part}": own for part in task.parts if len(own := sets[name][belongs == part])}
+    return {name: data.select(indices) for name, indices in places.items()}
+
+
+def _server_data(config: Config, traits: Traits, task: Task, train: DataSet, shares: Shares) -> dict[str, DataSet]:
+    """What the server holds: the examples set aside for it, and for a reference method what the clients train on.
+
+    The latter is `pooled`, and `pooled/<group>` of the clients of each group; of a mixture, `pooled/<part>` in its
+    place: what all clients together train on of a part.
+    """
     held = dict(shares.server)
     if traits.pools_data:
-        by_group: dict[str, list[np.ndarray]] = {}
+        by_name: dict[str, list[np.ndarray]] = {}
         for name, share in shares.clients.items():
-            by_group.setdefault(shares.groups[name], []).append(share["train"])
-        pools = {f"pooled/{group}": np.concatenate(parts) for group, parts in by_group.items()}
-        held |= {"pooled": np.concatenate(list(pools.values())), **pools}
+            trained = share["train"]
+            if not task.parts:
+                by_name.setdefault(shares.groups[name], []).append(trained)
+            for part in task.parts:
+                by_name.setdefault(part, []).append(trained[np.asarray(task.train.groups)[trained] == part])
+        pools = {f"pooled/{name}": np.concatenate(own) for name, own in by_name.items()}
+        held |= {"pooled": np.concatenate(list(pools.values()))}
+        held |= {name: own for name, own in pools.items() if len(own)}
     order = root_key(config.seed).fold("order", "server")
     data = {name: to_train_on(_shuffled(train.select(held[name]), order.fold(name))) for name in sorted(held)}
     return {name: _without_labels(part) if name == UNLABELLED else part for name, part in data.items()}
@@ -208,9 +232,9 @@ def _majority(task: Task, train: np.ndarray, test: np.ndarray) -> float:
 
 def _own_majority(task: Task, shares: Shares) -> float | None:
     labels = task.train.labels
+    tested = {name: labels[share["test"]] for name, share in shares.clients.items() if "test" in share}
+    tested |= {name: task.test.labels[indices] for name, indices in shares.tests.items()}
     found = [
-        _majority(task, labels[share["train"]], labels[share["test"]])
-        for share in shares.clients.values()
-        if len(share.get("test", ())) > 0
+        _majority(task, labels[shares.clients[name]["train"]], own) for name, own in tested.items() if len(own) > 0
     ]
     return sum(found) / len(found) if found else None

@@ -94,7 +94,7 @@ def compare(
     grids: Grids = {method: [{}] if tuning is None else candidates(method, tuning) for method in methods}
     trial_seeds = () if tuning is None else tuning.seeds or tuple(seeds[:1])
     configs = _configs(raw, given, grids, list(dict.fromkeys([*seeds, *trial_seeds])))
-    if tuning is not None and any(config.partition.validation_fraction == 0 for config in configs.values()):
+    if tuning is not None and any(not config.partition.validates for config in configs.values()):
         raise ConfigError("tuning needs validation shares: set partition.validation_fraction above 0, such as 0.1")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def read_seeds(text: str, what: str = "--seeds") -> list[int]:
 def _validation_share(raw: Mapping[str, Any], given: Sequence[Override]) -> list[Override]:
     """The share that tuning needs, unless one is given."""
     partition = with_overrides(raw, given).get("partition")
-    if isinstance(partition, Mapping) and "validation_fraction" in partition:
+    if isinstance(partition, Mapping) and not partition.keys().isdisjoint(("validation_fraction", "validation_size")):
         return []
     return [(["partition", "validation_fraction"], VALIDATION_FRACTION)]
 

@@ -7,6 +7,7 @@ a default but `method` and `task`. An unknown key is an error that names the nea
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -90,6 +91,37 @@ class Columns(Section):
     prompt: str | None = None
 
 
+class PartSection(Section):
+    """One task of a mixture; its name alone stands for it where nothing else is to be said.
+
+    name: what its examples belong to, also in the names of data sets; task: the task's name, where it is not the same.
+    classes: those to keep, by name, in the order of their numbers. train_limit: at most so many examples for the
+    clients (null: all; 0: none), beside which server_data.public are set aside where there are more; test_limit: of its
+    test. The rest is as in `TaskSection`."""
+
+    name: str
+    task: str = ""
+    classes: Annotated[list[str], Field(min_length=2)] | None = None
+    train_limit: Annotated[int, Field(ge=0)] | None = 5000
+    test_limit: Positive | None = None
+    path: str | None = None
+    test_path: str | None = None
+    columns: Columns | None = None
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.name):
+            raise ValueError(f"{self.name!r} is no short name; write {{name: mine, task: {self.task or self.name}}}")
+        object.__setattr__(self, "task", self.task or self.name)
+        return self
+
+
 class TaskSection(Section):
     """name: see `coterie.data.LOADERS`, or hub:owner/name, hub-choices:owner/name, hub-instructions:owner/name, or
     choices:<task> for a classification task as multiple choice between its classes. The limits count examples.
@@ -97,7 +129,9 @@ class TaskSection(Section):
     path is a benchmark's folder, or the file of the tasks file, choices-file and instructions-file, to which
     test_path, columns and test_fraction (the share split off where there is no test_path) belong; hub data sets take
     columns and test_fraction too. template: the prompt of a language model, with {question}, {prompt} or {text} for
-    the example's own; score: whether a choice's score is the sum or the mean over its tokens."""
+    the example's own; score: whether a choice's score is the sum or the mean over its tokens.
+
+    parts: of the task mixture, the classification tasks that it consists of, each with limits of its own."""
 
     name: str
     train_limit: Positive | None = None
@@ -108,6 +142,17 @@ class TaskSection(Section):
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     template: str | None = None
     score: Literal["sum", "mean"] | None = None
+    parts: Annotated[list[PartSection], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _parts_of_a_mixture(self) -> Self:
+        if (self.name == "mixture") != (self.parts is not None):
+            raise ValueError("parts belong to the task mixture: write {name: mixture, parts: [sms, movie]}")
+        own = ("train_limit", "test_limit", "path", "test_path", "columns", "test_fraction", "template", "score")
+        given = [name for name in own if getattr(self, name) is not None]
+        if self.parts is not None and given:
+            raise ValueError(f"a mixture has no {given[0]} of its own; leave it out, or give it to parts that take it")
+        return self
 
 
 class PartitionSection(Section):
@@ -115,14 +160,46 @@ class PartitionSection(Section):
     are held out: its own validation, which the deployed model is scored on round by round, and its own test.
 
     kind: see `coterie.data.PARTITIONERS`; beta belongs to dirichlet and quantity, shards (of one label, for each
-    client) to shards."""
+    client) to shards. To mixture belong alpha (0: each client one group; larger: the Dirichlet parameter of the
+    clients' mixtures) or weights (a mixture for each client: numbers in the sorted order of groups, or by name), and
+    floor, below which a drawn weight becomes 0.
+
+    validation_size, test_size: so many examples for every client, in the proportions of groups that it holds, in place
+    of fractions. The validation comes out of its share, the test out of the task's test set."""
 
     kind: str = "dirichlet"
     beta: Annotated[float, Field(gt=0)] = 0.5
     shards: Positive = 2
+    alpha: Annotated[float, Field(ge=0)] | None = None
+    weights: Annotated[list[list[float] | dict[str, float]], Field(min_length=1)] | None = None
+    floor: Annotated[float, Field(ge=0, lt=1)] = 0.05
     minimum: Positive = 20
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    validation_size: Positive | None = None
+    test_size: Positive | None = None
+
+    @property
+    def validates(self) -> bool:
+        """Whether clients have validation sets."""
+        return self.validation_fraction > 0 or self.validation_size is not None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_replace_fractions(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        replaced = [part for part in ("validation", "test") if given.get(f"{part}_size") is not None]
+        return {f"{part}_fraction": 0.0 for part in replaced} | dict(given)
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        for part in ("validation", "test"):
+            if getattr(self, f"{part}_size") is not None and getattr(self, f"{part}_fraction") > 0:
+                raise ValueError(f"give {part}_size or {part}_fraction, not both; set the other to null or 0")
+        if self.kind == "mixture" and (self.alpha is None) == (self.weights is None):
+            raise ValueError("a mixture needs alpha, such as alpha: 0.5, or weights, and not both")
+        return self
 
     @model_validator(mode="after")
     def _something_left(self) -> Self:
@@ -136,7 +213,8 @@ class PartitionSection(Section):
 
 class ServerDataSection(Section):
     """How many training examples are set aside for the server before the rest is shared out, the same whatever the
-    method; None: none. public: with their classes, as the data set public/<task>. unlabeled: without."""
+    method; None: none. public: with their classes, as the data set public/<task>, or of a mixture so many of each part,
+    as public/<part>. unlabeled: without."""
 
     public: Positive | None = None
     unlabeled: Positive | None = None

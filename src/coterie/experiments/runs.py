@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coterie.engines.base_versions import store_state, stored_state
 from coterie.engines.checkpoints import CheckpointStore, append_lines, rewind
@@ -21,7 +21,7 @@ from coterie.errors import CheckpointError, DataError, ModelError, RunError, Wir
 from coterie.experiments.adapters import write_adapters
 from coterie.experiments.bases import model_place
 from coterie.experiments.build import Built, build
-from coterie.experiments.config import Config, load, parse
+from coterie.experiments.config import Config, PartSection, TaskSection, load, parse
 from coterie.experiments.folders import (
     ADAPTERS,
     CONFIG,
@@ -44,6 +44,8 @@ from coterie.experiments.summary import summarise
 from coterie.experiments.tracking import grounded_uri, tracked
 from coterie.wire.codec import decode, encode
 from coterie.wire.ledger import Ledger, to_jsonl
+
+SomeTask = TypeVar("SomeTask", TaskSection, PartSection)
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,9 @@ def default_folder(config: Config) -> Path:
 
 def grounded(config: Config) -> Config:
     """The same settings with absolute paths, so that a run can be resumed from any working folder."""
-    task = config.task.model_copy(
-        update={name: _absolute(path) for name in ("path", "test_path") if (path := getattr(config.task, name))}
-    )
+    task = _grounded_task(config.task)
+    if task.parts is not None:
+        task = task.model_copy(update={"parts": [_grounded_task(part) for part in task.parts]})
     model, method = config.model, config.method
     if Path(model.base).expanduser().is_dir():
         model = model.model_copy(update={"base": _absolute(model.base)})
@@ -231,6 +233,11 @@ def _vacate(place: Path) -> None:
         (place / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         place.rmdir()
+
+
+def _grounded_task(task: SomeTask) -> SomeTask:
+    paths = {name: _absolute(path) for name in ("path", "test_path") if (path := getattr(task, name))}
+    return task.model_copy(update=paths)
 
 
 def _absolute(path: str) -> str:

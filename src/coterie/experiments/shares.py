@@ -6,17 +6,18 @@ All of it follows from the task, the partition's settings and the seed, never fr
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from coterie.data.holdings import manifest
+from coterie.data.holdings import check_disjoint, manifest
 from coterie.data.partition import Partition, make_partition, partition_options, split
-from coterie.data.tasks import Task, find_loader, load_task
+from coterie.data.tasks import Part, Task, find_loader, load_mixture, load_task
 from coterie.errors import ConfigError, DataError
-from coterie.experiments.config import Config, PartitionSection
+from coterie.experiments.config import Config, PartSection, TaskSection
+from coterie.experiments.mixed import add_mixtures, add_tests, kinds_of, own_shares, own_tests
 from coterie.maths.keys import Key, root_key
 
 _OWN_FILES = {"file": "reviews.csv", "choices-file": "questions.jsonl", "instructions-file": "answers.jsonl"}
@@ -33,29 +34,30 @@ class Shares:
     """Indices into a task's training examples, each a sorted (n,) int64 array; none is in two of them.
 
     clients: by id, in the configuration's order, the data sets `train`, and `validation` and `test` where the
-    configuration has them. server: `public/<task>` and `unlabeled`, where examples are set aside. groups: of each
-    client. record: the content of partition.json.
+    configuration has them. server: `public/<task>` (of a mixture, `public/<part>`) and `unlabeled`, where examples are
+    set aside. groups: of each client. record: the content of partition.json. tests: by id, clients' tests where these
+    come out of the task's test set, as indices into that; two clients' may overlap.
     """
 
     clients: dict[str, dict[str, np.ndarray]]
     server: dict[str, np.ndarray]
     groups: dict[str, str]
     record: dict[str, Any]
+    tests: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def chosen_task(config: Config) -> Task:
     """The task of a configuration; its training examples are limited by the seed.
 
     Raises:
-        ConfigError, DataError, AssetError: as `load_task`.
+        ConfigError, DataError, AssetError: as `load_task` and `load_mixture`.
     """
-    return load_task(
-        config.task.name,
-        seed_key=root_key(config.seed).fold("task"),
-        limit_train=config.task.train_limit,
-        limit_test=config.task.test_limit,
-        **_task_options(config),
-    )
+    task, key = config.task, root_key(config.seed).fold("task")
+    if task.parts is not None:
+        parts = [_part(section, f"task.parts[{place}]") for place, section in enumerate(task.parts)]
+        return load_mixture(parts, seed_key=key, extra=config.server_data.public or 0)
+    options = _loader_options(task, task.name, "task")
+    return load_task(task.name, seed_key=key, limit_train=task.train_limit, limit_test=task.test_limit, **options)
 
 
 def share_out(config: Config, task: Task) -> Shares:
@@ -76,8 +78,12 @@ def share_out(config: Config, task: Task) -> Shares:
         section.kind, labels[rest], len(ids), key=key, minimum=section.minimum, groups=among, **options
     )
     parts = [rest[part] for part in dealt_out]
-    fractions = _fractions(section)
-    shares = [split(part, labels, fractions, key.fold("split", name)) for name, part in zip(ids, parts, strict=True)]
+    kinds = kinds_of(task, section)
+    shares = [
+        own_shares(section, part, kinds, task, key.fold("split", name), name)
+        for name, part in zip(ids, parts, strict=True)
+    ]
+    tests = own_tests(section, task, parts, key)
     how = {
         "kind": section.kind,
         **options,
@@ -86,7 +92,9 @@ def share_out(config: Config, task: Task) -> Shares:
         "test_fraction": section.test_fraction,
         "seed": config.seed,
     }
-    natural = belongs if section.kind == "natural" else None
+    sizes = {"validation_size": section.validation_size, "test_size": section.test_size}
+    how |= {name: size for name, size in sizes.items() if size is not None}
+    natural = belongs if section.kind in ("natural", "mixture") else None
     record = manifest(parts, labels, how=how, splits=shares, groups=natural)
     record["classes"] = list(task.label_names)
     record["data"] = _digest(task)
@@ -94,8 +102,21 @@ def share_out(config: Config, task: Task) -> Shares:
     record["server"] = {
         name: {"examples": len(indices), "indices": indices.tolist()} for name, indices in server.items()
     }
+    if task.parts:
+        record["parts"] = {part: list(names) for part, names in task.parts.items()}
+    if section.kind == "mixture" and belongs is not None:
+        add_mixtures(record, section, belongs, rest, parts, key)
+    if tests is not None:
+        add_tests(record, tests)
+    check_disjoint({**server, **{f"client {name}": part for name, part in zip(ids, parts, strict=True)}})
     groups = _groups(config, parts, natural)
-    return Shares(dict(zip(ids, shares, strict=True)), server, dict(zip(ids, groups, strict=True)), record)
+    return Shares(
+        dict(zip(ids, shares, strict=True)),
+        server,
+        dict(zip(ids, groups, strict=True)),
+        record,
+        {} if tests is None else dict(zip(ids, tests, strict=True)),
+    )
 
 
 def client_ids(config: Config) -> list[str]:
@@ -114,6 +135,8 @@ def dealt(values: Value | list[Value], count: int) -> list[Value]:
 
 def _set_aside(config: Config, task: Task, key: Key) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The server's examples by data set, each with the task's classes in proportion, and those that are left."""
+    if task.parts and task.train.groups is not None:
+        return _set_aside_of_parts(config, task, np.asarray(task.train.groups), key)
     wanted = {f"public/{task.name}": config.server_data.public, UNLABELLED: config.server_data.unlabeled}
     counts = {name: count for name, count in wanted.items() if count is not None}
     total, everything = len(task.train), np.arange(len(task.train))
@@ -131,10 +154,44 @@ def _set_aside(config: Config, task: Task, key: Key) -> tuple[dict[str, np.ndarr
     return parts, rest
 
 
-def _fractions(section: PartitionSection) -> dict[str, float]:
-    """Of a client's examples, the share of each data set that it is to have."""
-    held = {"validation": section.validation_fraction, "test": section.test_fraction}
-    return {"train": 1 - sum(held.values())} | {name: share for name, share in held.items() if share > 0}
+def _set_aside_of_parts(
+    config: Config, task: Task, groups: np.ndarray, key: Key
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """As `_set_aside`, of a mixture: the last examples of each part are public, whose order is drawn as it is loaded.
+
+    So other sizes of the public sets leave the clients of a large part what they have. Of a part that is not for
+    clients at all, everything is public.
+    """
+    wanted, unlabelled = config.server_data.public, config.server_data.unlabeled
+    places = {part: np.flatnonzero(groups == part) for part in sorted(task.parts)}
+    held: dict[str, np.ndarray] = {}
+    server_only = {part.name for part in config.task.parts or () if part.train_limit == 0}
+    if server_only and wanted is None:
+        raise DataError(
+            f"the part {min(server_only)!r} has train_limit 0, which leaves it to the server; give server_data.public"
+        )
+    if wanted is not None:
+        for part, own in places.items():
+            if wanted >= len(own) and part not in server_only:
+                raise DataError(
+                    f"server_data.public takes {wanted} of {len(own)} training examples of {part!r}, which leaves none "
+                    "for the clients; take fewer, or leave the part out"
+                )
+            held[f"public/{part}"] = own[-wanted:]
+        places = {part: own[:-wanted] for part, own in places.items()}
+    rest = np.sort(np.concatenate(list(places.values())))
+    if unlabelled is None:
+        return held, rest
+    if unlabelled >= len(rest):
+        raise DataError(
+            f"server_data.unlabeled takes {unlabelled} of {len(rest)} training examples, which leaves none for the "
+            "clients; take fewer"
+        )
+    group = np.unique(groups, return_inverse=True)[1]
+    share = unlabelled / len(rest)
+    kinds = group * task.num_classes + task.train.labels
+    parts = split(rest, kinds, {UNLABELLED: share, "": 1 - share}, key)
+    return held | {UNLABELLED: parts[UNLABELLED]}, parts[""]
 
 
 def _groups(config: Config, parts: Partition, natural: tuple[str, ...] | None) -> list[str]:
@@ -145,28 +202,38 @@ def _groups(config: Config, parts: Partition, natural: tuple[str, ...] | None) -
     return [next(iter(names)) if len(names) == 1 else "all" for names in held]
 
 
-def _task_options(config: Config) -> dict[str, Any]:
-    """The loader's own options, by the names that it has for them."""
-    task = config.task
+def _part(section: PartSection, where: str) -> Part:
+    return Part(
+        section.name,
+        section.task,
+        None if section.classes is None else tuple(section.classes),
+        section.train_limit,
+        section.test_limit,
+        _loader_options(section, section.task, where),
+    )
+
+
+def _loader_options(section: TaskSection | PartSection, name: str, where: str) -> dict[str, Any]:
+    """The options of the named task's loader, by the names that it has for them; where: the section's own name."""
     try:
-        find_loader(task.name)
+        find_loader(name)
     except ConfigError as error:
-        raise ConfigError(f"task.name: {error}") from None
+        raise ConfigError(f"{where}.name: {error}") from None
     given: dict[str, Any] = {
-        "path": task.path,
-        "test_path": task.test_path,
-        "test_fraction": task.test_fraction,
-        "template": task.template,
-        "score": task.score,
+        "path": section.path,
+        "test_path": section.test_path,
+        "test_fraction": section.test_fraction,
     }
+    if isinstance(section, TaskSection):
+        given |= {"template": section.template, "score": section.score}
     options = {name: value for name, value in given.items() if value is not None}
-    if task.columns is not None:
-        options |= task.columns.model_dump(exclude_none=True)
-    own = _OWN_FILES.get(task.name.removeprefix("choices:"))
-    if own is not None and task.path is None:
-        raise ConfigError(f"task {task.name} needs the setting task.path, such as task.path={own}")
-    if task.test_path is not None and not Path(task.test_path).expanduser().is_file():
-        raise ConfigError(f"task.test_path: there is no file {task.test_path}")
+    if section.columns is not None:
+        options |= section.columns.model_dump(exclude_none=True)
+    own = _OWN_FILES.get(name.removeprefix("choices:"))
+    if own is not None and section.path is None:
+        raise ConfigError(f"task {name} needs the setting {where}.path, such as {where}.path={own}")
+    if section.test_path is not None and not Path(section.test_path).expanduser().is_file():
+        raise ConfigError(f"{where}.test_path: there is no file {section.test_path}")
     return options
 
 

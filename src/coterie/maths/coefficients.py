@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from coterie.maths.gram import whole_gram
 from coterie.maths.stacking import Factors, check_products
 
 RIDGE = 1e-10
@@ -82,8 +83,7 @@ def _turned(X: Tensor, W: Tensor) -> Tensor:
 def _grams(X: Tensor) -> Tensor:
     """X_u X_v^T of all pairs of X (N, r, k), from one product: (N, N, r^2)."""
     N, r, _ = X.shape
-    flat = X.flatten(0, 1)
-    return (flat @ flat.mT).view(N, r, N, r).transpose(1, 2).reshape(N, N, r * r)
+    return whole_gram(X.flatten(0, 1).mT).view(N, r, N, r).transpose(1, 2).reshape(N, N, r * r)
 
 
 def _solved(own: Tensor, other: Tensor, K: Tensor, grams: Tensor, fixed: Tensor) -> Tensor:

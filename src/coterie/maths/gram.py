@@ -15,6 +15,31 @@ from torch import Tensor
 
 from coterie.maths.stacking import Factors, cast, check_products, common_dtype, stack_factors, stack_one_sided
 
+BLOCKS = 4
+"""Into how many a Gram matrix is cut so that what is known by symmetry is not computed: 5/8 of the work with 4."""
+
+
+def lower_gram(X: Tensor) -> Tensor:
+    """X^T X (..., q, q) of X (..., m, q) on and below its diagonal; above it, what the blocks hold, or 0."""
+    q = X.shape[-1]
+    gram = X.new_zeros(*X.shape[:-2], q, q)
+    for rows in _blocks(q):
+        gram[..., rows, : rows.stop] = X[..., rows].mT @ X[..., : rows.stop]
+    return gram
+
+
+def whole_gram(X: Tensor) -> Tensor:
+    """X^T X (..., q, q) of X (..., m, q), at the cost of `lower_gram`."""
+    gram = lower_gram(X)
+    for rows in _blocks(X.shape[-1]):
+        gram[..., : rows.start, rows] = gram[..., rows, : rows.start].mT
+    return gram
+
+
+def _blocks(q: int) -> list[slice]:
+    step = max(1, -(-q // BLOCKS))
+    return [slice(top, min(top + step, q)) for top in range(0, q, step)]
+
 
 def inner(B: Tensor, A: Tensor, B2: Tensor, A2: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
     """<BA, B2 A2>_F, differentiable in all four.
@@ -35,7 +60,8 @@ def inner(B: Tensor, A: Tensor, B2: Tensor, A2: Tensor, *, dtype: torch.dtype = 
 
 def squared_norm(B: Tensor, A: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
     """||BA||_F^2, differentiable; shapes, dtype and errors as in `inner`."""
-    return inner(B, A, B, A, dtype=dtype)
+    product = cast((B, A), dtype)
+    return _inner(product, product).to(common_dtype((B, A)))
 
 
 def squared_distance(B: Tensor, A: Tensor, B2: Tensor, A2: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from coterie.maths.gram import (
     distance,
     inner,
+    lower_gram,
     mixture_distance,
     mixture_squared_norm,
     squared_distance,
@@ -56,6 +57,15 @@ RANDOMISED_ABOVE = 1 / 3
 
 RANDOMISED_FROM = 128
 """... and while r_tot is below this: exact then takes milliseconds, and sampling errs most on a small D."""
+
+GRAM_FROM = 128
+"""Rank of a core from which few leading triples may come from eigenvectors of a Gram matrix ..."""
+
+GRAM_ABOVE = 1e-6
+"""... where the last one's squared singular value, and all squares after it together, exceed this share of the first.
+
+So three digits of sixteen are lost at most, and neither a small singular value nor a small tail is taken for another.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +146,8 @@ def best_rank(
     """The best rank-R approximation of D = sum_i c_i B_i A_i in the Frobenius norm, never forming D.
 
     exact: `core_svd` of the stacked factors, cost (m + n) r_tot^2 + r_tot^3. Its tail is the root of the
-    discarded squared singular values.
+    discarded squared singular values. In float64, few triples of a core of rank 128 or more come from eigenvectors
+    of a Gram matrix where neither sigma_R nor the tail is below 1e-3 sigma_1: to within three digits as exact.
 
     randomised: `range_factors` with R + `oversample` directions, then the SVD of the projected product and
     its rank-R part; each product with D costs (m + n) r_tot (R + oversample). With p = oversample >= 2 and
@@ -291,12 +302,52 @@ def _core_svd(D: Factors, rank: int | None = None) -> tuple[Tensor, Tensor, Tens
     Q_B and Q_A stay products of reflections, applied to those few vectors: half the work of forming them.
     """
     B, A = D
-    reflections_B, R_B = _qr(B)
-    reflections_A, R_A = _qr(A.mT)
-    U, S, Vh = torch.linalg.svd(R_B @ R_A.mT, full_matrices=False)
-    U, V = _apply_Q(reflections_B, U[..., :rank]), _apply_Q(reflections_A, Vh[..., :rank, :].mT)
+    size = min(B.shape[-2], *A.shape[-2:])
+    found = None
+    if rank is not None and 0 < 4 * rank <= size and size >= GRAM_FROM and B.dtype == torch.float64:
+        found = _by_gram(D, rank)
+    if found is None:
+        reflections_B, R_B = _qr(B)
+        reflections_A, R_A = _qr(A.mT)
+        U, S, Vh = torch.linalg.svd(R_B @ R_A.mT, full_matrices=False)
+        found = _apply_Q(reflections_B, U[..., :rank]), S, _apply_Q(reflections_A, Vh[..., :rank, :].mT)
+    U, S, V = found
     U, Vh = canonical_signs(U, V.mT)
     return U, S, Vh
+
+
+def _by_gram(D: Factors, rank: int) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The leading triples of D = BA from eigenvectors of a Gram matrix, or None where `GRAM_ABOVE` forbids it.
+
+    With A^T = Q R, the eigenvectors of N^T N for N = B R^T: two thirds of the time of two QR and an SVD. Where n is
+    above m, the same of the transposed product. The vectors' errors are those of an SVD times sigma_1 / sigma_rank at
+    most. The leading values are exact again, those of N on the span of the vectors; the others, which make the tail,
+    err by an ulp of sigma_1^2 / sigma_j.
+
+    Returns:
+        U (..., m, rank), S (..., min(m, n, r_tot)) and V (..., n, rank).
+    """
+    B, A = D
+    if A.shape[-1] > B.shape[-2]:
+        turned = _by_gram((A.mT, B.mT), rank)
+        return turned and turned[::-1]
+    reflections, R = _qr(A.mT)
+    N = _times_triangle(B, R)
+    energy, W = torch.linalg.eigh(lower_gram(N))
+    energy, W = energy.flip(-1).clamp(min=0), W.flip(-1)[..., :rank]
+    least = GRAM_ABOVE * energy[..., 0]
+    if not bool(((energy[..., rank - 1] > least) & (energy[..., rank:].sum(dim=-1) > least)).all()):
+        return None
+    Q, core = torch.linalg.qr(N @ W)
+    U, S, Vh = torch.linalg.svd(core)
+    return Q @ U, torch.cat([S, energy[..., rank:].sqrt()], dim=-1), _apply_Q(reflections, W @ Vh.mT)
+
+
+def _times_triangle(B: Tensor, R: Tensor) -> Tensor:
+    """B R^T (..., m, q) for B (..., m, r) and R (..., q, r) that is 0 below its diagonal."""
+    q = R.shape[-2]
+    step = -(-q // 4)
+    return torch.cat([B[..., top:] @ R[..., top : top + step, top:].mT for top in range(0, q, step)], dim=-1)
 
 
 def _qr(X: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:

@@ -122,4 +122,5 @@ def _stack(
         repeated = [weights[i] for i in kept for _ in range(factors[i][0].shape[-1])]
         return torch.tensor(repeated, dtype=torch.promote_types(dtype, torch.float32), device=left.device)
 
-    return (left * per_rank(on_B)).to(dtype), (per_rank(on_A)[:, None] * right).to(dtype)
+    # In place, since `cat` made both; weights of 1, as on one side of a one-sided stack, leave it as it is.
+    return left if set(on_B) == {1.0} else left.mul_(per_rank(on_B)), right.mul_(per_rank(on_A)[:, None])

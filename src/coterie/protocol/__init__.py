@@ -26,7 +26,15 @@ from coterie.protocol.parties import (
     SiteRecord,
     Traits,
 )
-from coterie.protocol.penalties import FactorDistance, Penalty, ProductDistance, TailNorm, tail_norm
+from coterie.protocol.penalties import (
+    FactorDistance,
+    Penalty,
+    ProductDistance,
+    RoutingPenalty,
+    TailNorm,
+    UsageDivergence,
+    tail_norm,
+)
 from coterie.protocol.requests import (
     Answer,
     Calibrate,
@@ -76,6 +84,7 @@ __all__ = [
     "ProductDistance",
     "Request",
     "Routed",
+    "RoutingPenalty",
     "Score",
     "SeededPatch",
     "Seen",
@@ -89,6 +98,7 @@ __all__ = [
     "Traits",
     "Upload",
     "Uploads",
+    "UsageDivergence",
     "Weights",
     "as_adapters",
     "copied",

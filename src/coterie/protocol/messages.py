@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from coterie.protocol.terms import Model
 
 T = TypeVar("T")
-BLOCK = 2**18
-"""Entries that `weighted_sum` takes at a time: in fp64 they then fit a core's cache."""
+BLOCK = 2**17
+"""Entries that `weighted_sum` casts to fp64 at a time: they then stay in a core's cache until they are added."""
 
 _classes: dict[str, type] = {}
 _known_fields: dict[type, tuple[str, ...] | None] = {}
@@ -163,7 +163,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Seen:
-    """What simulation knows of a client that answered: weight, diagnostics, its last Fit's model and penalties."""
+    """What simulation knows of a client that answered: weight, diagnostics, its last Fit's model, penalties on that."""
 
     weight: float
     model: Model | None
@@ -237,15 +237,29 @@ class Uploads:
 def weighted_sum(values: list[tuple[float, Any]], dtype: torch.dtype | None = None) -> Any:
     """sum w_i x_i of tensors, or of dicts of tensors with equal keys.
 
-    Accumulated in fp64, several values at a time while they are small; in the dtype of the first one, or in `dtype`.
+    Accumulated in fp64; in the dtype of the first one, or in `dtype`.
     """
     first = values[0][1]
     if isinstance(first, Mapping):
         return {key: weighted_sum([(weight, value[key]) for weight, value in values], dtype) for key in first}
-    total = torch.zeros(first.numel(), dtype=torch.float64, device=first.device)
-    size = max(1, BLOCK // max(1, first.numel()))
-    for start in range(0, len(values), size):
-        block = values[start : start + size]
-        stacked = torch.stack([value for _, value in block]).reshape(len(block), -1).double()
-        total += torch.tensor([weight for weight, _ in block], dtype=torch.float64, device=total.device) @ stacked
-    return total.reshape(first.shape).to(dtype or first.dtype)
+    weights = torch.tensor([weight for weight, _ in values], dtype=torch.float64, device=first.device)
+    whole = [value for _, value in values]
+    width = max(1, BLOCK // 4)
+    if first.numel() <= width:
+        total = _combined(whole, weights)
+    else:
+        split = [torch.split(value.reshape(-1), width) for value in whole]
+        total = torch.cat([_combined(list(pieces), weights) for pieces in zip(*split, strict=True)])
+    return total.view(first.shape).to(dtype or first.dtype)
+
+
+def _combined(pieces: list[Tensor], weights: Tensor) -> Tensor:
+    """sum w_i x_i, flat, in fp64: some x_i at a time are gathered, cast and added while they are in cache."""
+    width = pieces[0].numel()
+    height = min(len(pieces), max(1, BLOCK // max(1, width)))
+    total, block = weights.new_zeros(width), weights.new_empty(height, width)
+    for top, some in zip(range(0, len(pieces), height), torch.split(weights, height), strict=True):
+        rows = block[: some.numel()]
+        rows.copy_(torch.stack(pieces[top : top + height]).view(rows.shape))
+        total.addmv_(rows.mT, some)
+    return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -13,23 +13,43 @@ from coterie.maths.gram import squared_distance
 from coterie.protocol.messages import message
 from coterie.protocol.terms import Adapter, LowRank, Model
 
+SMALLEST_USAGE = 1e-8
+"""What a mean routing weight counts as at least, lest its logarithm have no bound."""
 
-class Penalty(ABC):
-    """An addend of the local objective. Fields are data and stack as terms do."""
+
+class Addend(ABC):
+    """What an objective of local training may have beside the task loss. Fields are data and stack as terms do."""
+
+    @property
+    @abstractmethod
+    def signature(self) -> tuple[Any, ...]:
+        """What must be equal for two clients' addends to stack."""
+
+    @classmethod
+    @abstractmethod
+    def stack(cls, penalties: Sequence[Self], rank: int) -> Self:
+        """Several clients' addends as one, ranks zero-padded to `rank` at least."""
+
+
+class Penalty(Addend):
+    """An addend that the model's parameters decide."""
 
     @abstractmethod
     def value(self, model: Model) -> Tensor:
         """The penalty of each client, shape (clients,), for a stacked model."""
 
-    @property
-    @abstractmethod
-    def signature(self) -> tuple[Any, ...]:
-        """What must be equal for two clients' penalties to stack."""
 
-    @classmethod
+class RoutingPenalty(Addend):
+    """An addend that depends on how much a mini-batch uses routed experts; `term` is the name of the routed terms."""
+
+    term: str
+
     @abstractmethod
-    def stack(cls, penalties: Sequence[Self], rank: int) -> Self:
-        """Several clients' penalties as one, ranks zero-padded to `rank` at least."""
+    def value(self, usage: Mapping[str, Tensor]) -> Tensor:
+        """The penalty of each client, (clients,), given each layer's mean routing weights (clients, M).
+
+        Means are over the examples and token positions of a mini-batch, padding left out.
+        """
 
 
 @message
@@ -145,3 +165,33 @@ def tail_norm(term: LowRank, start: int | Tensor) -> Tensor:
     A = torch.where(tail.unsqueeze(-1), term.A, 0.0)
     product: Tensor = torch.linalg.vector_norm(B, dim=(-2, -1)) * torch.linalg.vector_norm(A, dim=(-2, -1))
     return product
+
+
+@message
+class UsageDivergence(RoutingPenalty):
+    """weight / |P| * sum over routed layers of KL(target || mean usage) (FedSEE, Eq. 14).
+
+    target (M,): a distribution over the experts, zero where one takes no part; usage below 1e-8 counts as that.
+    `weight` is a number (beta_KL), or (clients,) once stacked.
+    """
+
+    target: Tensor
+    weight: float | Tensor
+    term: str = "experts"
+
+    def value(self, usage: Mapping[str, Tensor]) -> Tensor:
+        found = [
+            (torch.xlogy(self.target, self.target) - self.target * used.clamp(min=SMALLEST_USAGE).log()).sum(dim=-1)
+            for used in usage.values()
+        ]
+        return self.weight * torch.stack(found).mean(dim=0)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        return (UsageDivergence, self.term, int(self.target.shape[-1]))
+
+    @classmethod
+    def stack(cls, penalties: Sequence[UsageDivergence], rank: int) -> UsageDivergence:
+        targets = torch.stack([penalty.target for penalty in penalties])
+        weights = torch.tensor([float(penalty.weight) for penalty in penalties], dtype=targets.dtype)
+        return UsageDivergence(targets, weights, penalties[0].term)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from coterie.protocol.penalties import Penalty
+from coterie.protocol.penalties import Penalty, RoutingPenalty
 from coterie.protocol.terms import Model
 
 
@@ -35,7 +35,7 @@ class Fit:
     train: tuple[str, ...] = ("lora.*",)
     head: bool | str = True
     loss: Task = Task()
-    penalties: tuple[Penalty, ...] | list[Penalty] = ()
+    penalties: tuple[Penalty | RoutingPenalty, ...] | list[Penalty | RoutingPenalty] = ()
     data: str = "train"
     steps: int | None = None
     epochs: int | None = None
@@ -45,7 +45,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The trained model; `mean_loss` is the task loss averaged over the steps taken, penalties apart."""
+    """The trained model; `mean_loss` is the task loss averaged over the steps taken, penalties apart.
+
+    `penalty_before`, `penalty_after`: of the penalties that the model alone decides.
+    """
 
     model: Model
     mean_loss: float
@@ -119,13 +122,15 @@ class Predictions:
 class Gradient:
     """The task gradient by the parameters that `wrt` names, on one mini-batch or the whole set; answered by a dict.
 
-    batch="first" takes the coming Fit's first mini-batch (FedPA-LoRA, Appendix F).
+    batch="first" takes the coming Fit's first mini-batch (FedPA-LoRA, Appendix F). `examples` takes so many of the
+    set only, drawn anew for each request; all where there are fewer.
     """
 
     model: Model
     data: str
     wrt: tuple[str, ...] = ("lora.*",)
     batch: Literal["first", "all"] = "all"
+    examples: int | None = None
 
 
 @dataclass(frozen=True)

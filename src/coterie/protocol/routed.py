@@ -108,8 +108,15 @@ class Routed(Term):
         return self.apply_dropped(x, x)
 
     def apply_dropped(self, x: Tensor, dropped: Tensor) -> Tensor:
-        """The router sees the layer's whole input, the experts what dropout left of it."""
-        p = self.weights(x).to(x.dtype)
+        return self.routed(x, dropped)[0]
+
+    def routed(self, x: Tensor, dropped: Tensor) -> tuple[Tensor, Tensor]:
+        """What is added (..., N, d_out), and the routing weights p (..., N, M) that it is added with.
+
+        The router sees the layer's whole input x, the experts what dropout left of it.
+        """
+        weights = self.weights(x)
+        p = weights.to(x.dtype)
         inner = dropped @ torch.cat(self.A, dim=-2).mT.to(x.dtype)
         apart = inner.reshape(*inner.shape[:-1], len(self.A), self.width)
         mixed = (p.unsqueeze(-1) * apart).flatten(-2)
@@ -117,7 +124,7 @@ class Routed(Term):
         if isinstance(scale, Tensor):
             scale = scale.reshape(*scale.shape, 1, 1).to(x.dtype)
         made: Tensor = (mixed @ torch.cat(self.B, dim=-1).mT.to(x.dtype)) * scale
-        return made
+        return made, weights
 
     def dense(self) -> Tensor:
         raise ModelError("a routed term adds another matrix for every token; there is none for all")

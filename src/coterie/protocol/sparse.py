@@ -49,12 +49,18 @@ class Sparse:
         flat[self.places.long()] = True
         return flat.view(self.shape)
 
+    @property
+    def positions(self) -> Tensor:
+        """int64 (k,), ascending: the places in the flat tensor."""
+        if self.places.dtype != torch.uint8:
+            return self.places.long()
+        bits = np.unpackbits(self.places.cpu().numpy(), count=math.prod(self.shape))
+        return torch.from_numpy(np.flatnonzero(bits.view(bool)))
+
     def dense(self) -> Tensor:
         """The whole tensor, in the dtype of the values."""
         made = torch.zeros(self.shape, dtype=self.values.dtype)
-        if self.places.dtype == torch.uint8:
-            return made.masked_scatter_(self.mask, self.values)
-        made.view(-1)[self.places.long()] = self.values
+        made.view(-1)[self.positions] = self.values
         return made
 
     def check(self, where: str) -> None:

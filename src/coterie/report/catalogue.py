@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from coterie.algorithms import Algorithm
 from coterie.protocol import Card, Federation, Layer
 
-LAYER, RANK, CLIENTS = Layer(768, 768), 8, 10
-"""What sizes are told for: one layer, of ten clients with one rank, in fp32."""
+LAYER, RANK, CLIENTS, TASKS = Layer(768, 768), 8, 10, 6
+"""What sizes are told for: one layer, of ten clients with one rank, in fp32; public data of six tasks."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ def facts(name: str, kind: type[Algorithm]) -> Facts:
     """The facts of one method with its default options."""
     traits = kind.traits
     cards = tuple(Card(f"{number:02d}", RANK, 1, 1.0, {"layer": LAYER}, RANK) for number in range(CLIENTS))
-    method = kind().in_federation(Federation(cards, rounds=10))
+    public = tuple(f"public/{number}" for number in range(TASKS)) if traits.server_data else ()
+    method = kind().in_federation(Federation(cards, rounds=10, server_data=public))
     return Facts(
         name=name,
         title=traits.title,

@@ -114,14 +114,33 @@ def participation_picture(run: Run) -> Picture | None:
     )
 
 
-def partition_picture(run: Run, name: str, title: str) -> Picture | None:
-    """The examples of each class that each client holds, as stacked bars; None where the record does not tell."""
+def _classes_held(run: Run) -> tuple[list[Any], list[str]]:
+    """Counts by client and class, and the names of the classes; nothing where the record does not tell."""
     facts = mapping(run.partition.get("statistics"))
     counts, classes = facts.get("histogram"), facts.get("classes")
-    if not isinstance(counts, list) or not isinstance(classes, list) or not counts or not _table_of_numbers(counts):
-        return None
+    if not isinstance(counts, list) or not isinstance(classes, list):
+        return [], []
     called = texts(at(run.summary, "task", "classes"))
-    labels = [str(called[c]) if isinstance(c, int) and 0 <= c < len(called) else str(c) for c in classes]
+    return counts, [str(called[c]) if isinstance(c, int) and 0 <= c < len(called) else str(c) for c in classes]
+
+
+def _tasks_held(run: Run) -> tuple[list[Any], list[str]]:
+    """Counts by client and task of a mixture, and the names of the tasks; nothing where the record does not tell."""
+    clients, tasks = run.partition.get("clients"), texts(at(run.partition, "mixture", "groups"))
+    held = [mapping(at(client, "groups")) for client in clients] if isinstance(clients, list) else []
+    return [[own.get(task, 0) for task in tasks] for own in held], tasks
+
+
+def partition_picture(run: Run, name: str, title: str) -> Picture | None:
+    """The examples of each class, or of a mixture each task, that each client holds, as stacked bars.
+
+    None where the record does not tell.
+    """
+    mixed = mapping(run.partition.get("mixture"))
+    facts = mixed or mapping(run.partition.get("statistics"))
+    counts, labels = _tasks_held(run) if mixed else _classes_held(run)
+    if not counts or not labels or not _table_of_numbers(counts):
+        return None
     ids = list(client_ranks(run))
     ids = ids if len(ids) == len(counts) else [str(place) for place in range(len(counts))]
     few, legend = _few_classes(counts, labels)
@@ -179,13 +198,14 @@ def partition_picture(run: Run, name: str, title: str) -> Picture | None:
 
     note = [f"{sum(totals):,} training examples, {min(totals):,} to {max(totals):,} a client."]
     if distance is not None and len(counts) > 1:
-        note.append(f"Mean distance of label shares: {distance:.2f} (0: alike, 1: disjoint).")
+        what = "mixtures" if mixed else "label shares"
+        note.append(f"Mean distance of {what}: {distance:.2f} (0: alike, 1: disjoint).")
     if len(rows) < len(counts):
         note.append(f"{len(rows)} of {len(counts)} clients are drawn, evenly spaced.")
     return Picture(
         name,
         title,
-        "examples of each class",
+        "examples of each task" if mixed else "examples of each class",
         f"{title}: who holds which data. " + " ".join(note),
         draw,
         Table(

@@ -65,9 +65,10 @@ def facts_of(groups: Sequence[Group]) -> list[str]:
         facts.append(f"base model {Path(base).name if '/' in base and Path(base).is_absolute() else base}")
     how = mapping(at(first.partition, "how")) or mapping(first.config.get("partition"))
     if how.get("kind"):
-        beta = number(how.get("beta"))
-        uses = beta is not None and how["kind"] in ("dirichlet", "quantity")
-        facts.append(f"{how['kind']} partition" + (f", beta {beta:g}" if uses else ""))
+        name = "alpha" if how["kind"] == "mixture" else "beta"
+        value = number(how.get(name))
+        uses = value is not None and how["kind"] in ("dirichlet", "quantity", "mixture")
+        facts.append(f"{how['kind']} partition" + (f", {name} {value:g}" if uses else ""))
     return facts
 
 

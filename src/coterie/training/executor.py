@@ -92,6 +92,8 @@ class Executor:
                 data = data.select(ask.key.choice(len(data), request.sample))
             return predict(base, request.model, ask.head, data, size, request.top_k, request.features)
         if isinstance(request, Gradient):
+            if request.examples is not None and request.examples < len(data):
+                data = data.select(ask.key.choice(len(data), request.examples))
             return gradient(
                 base, request.model, ask.head, data, request.wrt, request.batch, self.settings, size, ask.key
             )

@@ -8,7 +8,7 @@ company change no bit of a client's result as long as the padding rank is the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie.data.text import TextSet, joint_batch
 from coterie.errors import CoterieError, RunError
 from coterie.models.loading import Base
-from coterie.protocol import Fitted, Model, Penalty
+from coterie.protocol import Fitted, Model, Penalty, RoutingPenalty
 from coterie.protocol.messages import leaves, map_tensors
 from coterie.training.asks import Ask, Done, Head, Plan, TrainSettings
 from coterie.training.evaluation import on_base
@@ -27,6 +27,7 @@ from coterie.training.flat import Flat, arrange, view
 from coterie.training.objectives import TrainSet, label_count, row_losses
 from coterie.training.optimizers import OptimizerState, clip_gradients, gradient_norms, learning_rate, step
 from coterie.training.recompute import recomputed
+from coterie.training.routing import drawn_again, noting, of_clients, routing_loss, whole_usage
 from coterie.training.trainee import HEAD, Dropout, Trainee, attempted
 
 # Rows of a batch from which on the CPU's matrix products give a row the same bits whatever the number of rows.
@@ -77,7 +78,9 @@ class _Stack:
         self.mask = self._mask()
         self.rate_scale = self._rate_scale()
         self.state = OptimizerState.fresh(self.main.flat.values, settings)
-        self.penalties = _stacked_penalties(base, trainees, plan.padding_rank)
+        penalties = _stacked_penalties(base, trainees, plan.padding_rank)
+        self.penalties = [penalty for penalty in penalties if isinstance(penalty, Penalty)]
+        self.on_routing = [penalty for penalty in penalties if isinstance(penalty, RoutingPenalty)]
         totals = [len(trainee.batches) for trainee in trainees]
         self.steps = max(totals)
         self.losses = torch.zeros(self.steps, self.clients, dtype=self.like.dtype, device=self.like.device)
@@ -140,7 +143,6 @@ class _Stack:
         """
         chosen = [self.trainees[i] for i in rows]
         batches = [trainee.batches[number] for trainee in chosen]
-        width = batches[0].pad_to
         room = self._room(len(rows))
         index = torch.tensor(rows, device=self.like.device)
         if room is not self.main:
@@ -156,15 +158,36 @@ class _Stack:
         generators = [] if dropout is None else dropout.generators
         keeping = recomputed(self.base.network, generators) if self.settings.checkpointing else nullcontext()
         total = torch.zeros_like(counts)
-        with self.base.slots.bound(len(rows), room.model, room.head, dropout), keeping:
-            for place, parts in enumerate(zip(*(self._parts(batch.indices) for batch in batches), strict=True)):
-                batch = _batch_of_all([(one.data, part) for one, part in zip(chosen, parts, strict=True)], width)
+        on_routing = of_clients(self.on_routing, index)
+        with self.base.slots.bound(len(rows), room.model, room.head, dropout) as binding, keeping:
+            whole = None
+            if on_routing and self.settings.accumulation > 1:
+                with drawn_again(generators):
+                    whole = whole_usage(
+                        binding,
+                        self._batches(chosen, number),
+                        lambda batch: row_losses(self.base, batch, len(rows)),
+                        len(rows),
+                        self.like.device,
+                    )
+            for place, batch in enumerate(self._batches(chosen, number)):
+                used = noting(binding, batch, len(rows), self.like.device) if on_routing else None
                 losses = row_losses(self.base, batch, len(rows)).view(len(rows), -1).sum(dim=1) / counts
-                room.flat.add_gradients(losses.sum(), fresh=place == 0)
+                loss = losses.sum()
+                if used is not None:
+                    loss = loss + routing_loss(on_routing, used, whole or used)
+                room.flat.add_gradients(loss, fresh=place == 0)
                 total += losses.detach()
         self.losses[number, index] = total
         if room is not self.main:
             self.main.flat.grads[index] = room.flat.grads
+
+    def _batches(self, chosen: Sequence[Trainee], number: int) -> Iterator[dict[str, Tensor]]:
+        """The mini-batches of these clients, of one shape, side by side; part by part."""
+        batches = [trainee.batches[number] for trainee in chosen]
+        for parts in zip(*(self._parts(batch.indices) for batch in batches), strict=True):
+            held = [(one.data, part) for one, part in zip(chosen, parts, strict=True)]
+            yield _batch_of_all(held, batches[0].pad_to)
 
     def _dropout(self, rows: list[int]) -> Dropout:
         chosen = [self.trainees[i] for i in rows]
@@ -276,7 +299,7 @@ def _batch_of_all(parts: Sequence[tuple[TrainSet, np.ndarray]], pad_to: int) -> 
     return pieces[0] if len(pieces) == 1 else {name: torch.cat([one[name] for one in pieces]) for name in pieces[0]}
 
 
-def _stacked_penalties(base: Base, trainees: Sequence[Trainee], rank: int) -> list[Penalty]:
+def _stacked_penalties(base: Base, trainees: Sequence[Trainee], rank: int) -> list[Penalty | RoutingPenalty]:
     own = [list(trainee.fit.penalties) for trainee in trainees]
     stacks = [type(same[0]).stack(same, rank) for same in zip(*own, strict=True)]
     return [on_base(base, penalty) for penalty in stacks]

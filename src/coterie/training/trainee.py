@@ -16,6 +16,7 @@ from coterie.training.asks import Ask, Head, TrainSettings
 from coterie.training.evaluation import check_model, on_base, training_batches
 from coterie.training.mixing import require_unmixed
 from coterie.training.objectives import TrainSet, check_labels, trainable
+from coterie.training.routing import check_routing
 
 HEAD = "head."
 """What the names of head parameters begin with, beside those of the model, in masks and learning-rate patterns."""
@@ -59,7 +60,7 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
     Raises:
         DataError: no examples, no labels, or choices.
         ModelError: data of another kind than the base is for, a term that does not fit its layer, a pattern that
-            matches nothing, or nothing to train at all.
+            matches nothing, nothing to train at all, or a penalty on routing where there is none.
     """
     request = ask.request
     assert isinstance(request, Fit)
@@ -70,6 +71,7 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
         check_labels(data, f"client {ask.party}")
     check_model(base, request.initial, f"client {ask.party}")
     require_unmixed(request.initial, f"client {ask.party}")
+    check_routing(request.initial, request.penalties, f"client {ask.party}")
     names = list(request.initial.parameters)
     head = {HEAD + name: value for name, value in (ask.head or base.head).items()}
     trained = matching(names, request.train)

@@ -58,7 +58,8 @@ class Task:
     `label_names` name the labels: classes, the places of right answers, or groups of instructions. `source` says
     where it comes from and its licence, `notes` what was done to it on loading. `metrics` are names of
     `coterie.data.metrics.METRICS`, the first the one by which the task is judged. `more_tests` are the further test
-    sets that the benchmark reports beside `test`, by name.
+    sets that the benchmark reports beside `test`, by name. `parts`, of a task that is several, has the names of each
+    one's classes; an example's group is then the name of its part.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Task:
     notes: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy",)
     more_tests: Mapping[str, ExampleSet] = field(default_factory=dict)
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def kind(self) -> Literal["classification", "choices", "instructions"]:

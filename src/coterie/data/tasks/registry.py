@@ -57,6 +57,9 @@ LOADERS: Mapping[str, Callable[..., Pool]] = {
     "instructions-file": instructions.instructions_file,
 }
 
+MIXTURE = "mixture"
+"""The task that is made of several; see `coterie.data.tasks.mixture`."""
+
 _HUBS: Mapping[str, Callable[..., Pool]] = {
     "hub": hub,
     "hub-choices": hub_choices,
@@ -81,8 +84,10 @@ def find_loader(name: str) -> tuple[Callable[..., Pool], dict[str, str]]:
     if kind == "choices" and colon:
         inner, given = find_loader(rest)
         return _as_choices(inner), given
+    if name == MIXTURE:
+        raise ConfigError(f"task {MIXTURE!r} is made of parts, and is no task that one loader gives; see load_mixture")
     if colon or name not in LOADERS:
-        raise ConfigError(f"there is no task {name!r}{nearest(name, LOADERS)}")
+        raise ConfigError(f"there is no task {name!r}{nearest(name, [*LOADERS, MIXTURE])}")
     return LOADERS[name], {}
 
 
@@ -123,6 +128,18 @@ def load_task(
         DataError: missing or malformed data.
         AssetError: data of a package that cannot be downloaded.
     """
+    pool = load_pool(name, **options)
+    return as_task(name, pool, seed_key=seed_key, limit_train=limit_train, limit_test=limit_test)
+
+
+def load_pool(name: str, **options: Any) -> Pool:
+    """What the named task's loader gives.
+
+    Raises:
+        ConfigError: unknown task or option, or an option that is missing.
+        DataError: missing or malformed data.
+        AssetError: data of a package that cannot be downloaded.
+    """
     loader, given = find_loader(name)
     known = task_options(name)
     for option in options.keys() - set(known):
@@ -130,7 +147,18 @@ def load_task(
     for option, parameter in inspect.signature(loader).parameters.items():
         if parameter.default is inspect.Parameter.empty and option not in options | given:
             raise ConfigError(f"task {name!r} needs the option {option!r}")
-    pool = loader(**given, **options)
+    return loader(**given, **options)
+
+
+def as_task(
+    name: str, pool: Pool, *, seed_key: Key, limit_train: int | None = None, limit_test: int | None = None
+) -> Task:
+    """The task of a loader's pool, split and limited as `load_task` says.
+
+    Raises:
+        ConfigError: a limit below one.
+        DataError: too little data.
+    """
     notes = list(pool.notes)
     fixed = root_key(0).fold("task", name)
     train, test = pool.train, pool.test

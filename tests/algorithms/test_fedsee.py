@@ -1,0 +1,671 @@
+"""FedSEE: extraction, contributions, who trains what, what travels, what a site uses, what it becomes in its limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conformance.harness import LAYERS, Outcome, cards, fading_training, play, play_phases, random_training, server
+from engines.world import FAST, base, text, with_sites, world
+from engines.world import play as play_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from coterie.algorithms import FedSEE
+from coterie.algorithms.contributions import Capacity, assigned, calibrating, capacity, smoothed, warm_start
+from coterie.algorithms.expert_pool import Common, Download, Trained, routed_model
+from coterie.algorithms.extraction import extracted
+from coterie.algorithms.fedsee import Start, State
+from coterie.data.text import TextSet
+from coterie.engines.setting import Fault, Site
+from coterie.engines.sites import Volatile, load_record
+from coterie.errors import ConfigError, ModelError
+from coterie.maths.extraction import Descent, flat, mixtures, weight_gradients
+from coterie.maths.keys import root_key
+from coterie.maths.simplex import balanced, block_sums
+from coterie.protocol import (
+    Card,
+    Client,
+    Evaluate,
+    Federation,
+    Fit,
+    Gradient,
+    Layer,
+    LowRank,
+    Memory,
+    Model,
+    Phase,
+    Routed,
+    Uploads,
+    UsageDivergence,
+    copied,
+)
+from coterie.protocol.messages import Uploaded
+from coterie.training.asks import Ask, Done, Plan, TrainSettings
+from coterie.training.executor import Executor
+from coterie.wire.codec import encode, size
+
+WIDE = torch.float64
+THREE = dict.fromkeys("abc", 2)
+QUICK = FedSEE(steps=5, examples=8)
+
+
+def public(*names: str, flipped: tuple[str, ...] = ()) -> dict[str, TextSet]:
+    """Server data of toy tasks; in flipped ones classes are the other way round."""
+    return {f"public/{name}": task(24, 50 + i, name in flipped) for i, name in enumerate(names)}
+
+
+def task(count: int, seed: int, flip: bool) -> TextSet:
+    made = text(count, seed)
+    return replace(made, stored_labels=1 - made.stored_labels) if flip else made
+
+
+def federation(algorithm: FedSEE, **options: Any) -> Any:
+    return world(algorithm, (4,) * options.pop("clients", 3), server_data=public("x", "y", "z"), **options)
+
+
+def rounds(algorithm: FedSEE, count: int = 2, names: dict[str, int] = THREE) -> list[Outcome]:
+    return play_phases(algorithm, cards(names), random_training, count)
+
+
+# Extraction.
+
+
+def driven(pool: list[tuple[str, dict[str, Tensor]]], targets: list[Tensor], descent: Descent, clients: int) -> Any:
+    """`extracted` on L_m(B) = ||B - B*_m||^2."""
+    tasks = [f"public/{m}" for m in range(len(targets))]
+    program = extracted(pool, {"w": torch.eye(2)}, 1.0, {}, tasks, {}, clients, descent, None)
+    answer: Any = None
+    while True:
+        try:
+            asked = program.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        assert [one.data for one in asked] == tasks and all(one.wrt == ("lora.*.B",) for one in asked)
+        answer = [
+            {"lora.w.B": 2 * (one.model["lora"]["w"].B - target)} for one, target in zip(asked, targets, strict=True)
+        ]
+
+
+def test_pure_clients_of_a_squared_loss_give_back_the_tasks_experts() -> None:
+    optima = [root_key(m).normal((3, 2), dtype=WIDE) for m in range(3)]
+    pool = [(name, {"w": B}) for name, B in zip("abc", optima, strict=True)]
+    found = driven(pool, optima, Descent(800, lr=0.03, regulariser=0.0), 3)
+    for m, name in enumerate("abc"):
+        assert torch.allclose(found.experts[m]["w"], optima[m], atol=1e-8)
+        assert torch.allclose(found.contributions[name], torch.eye(3, dtype=WIDE)[m], atol=1e-8)
+
+
+def test_one_task_and_one_client_give_the_upload_back() -> None:
+    B = root_key(1).normal((3, 2))
+    found = driven([("a", {"w": B})], [torch.zeros(3, 2)], Descent(), 1)
+    assert torch.equal(found.experts[0]["w"], B) and found.contributions["a"].tolist() == [1.0]
+
+
+def test_without_steps_the_first_experts_are_means_of_the_pool() -> None:
+    blocks = [root_key(i).normal((3, 2)) for i in range(3)]
+    pool = [(name, {"w": B}) for name, B in zip("aab", blocks, strict=True)]
+    found = driven(pool, [torch.zeros(3, 2)] * 2, Descent(0), 2)
+    expected = (blocks[0] + blocks[1]) / 4 + blocks[2] / 2
+    assert all(torch.allclose(expert["w"], expected, atol=1e-6) for expert in found.experts)
+    assert all(column.tolist() == pytest.approx([0.5, 0.5]) for column in found.contributions.values())
+
+
+def test_the_gradient_by_a_weight_is_the_change_of_the_task_loss_in_a_network() -> None:
+    """The chain rule through a whole encoder: <B_p, dL/dB>, summed over layers, against a difference of losses."""
+    frozen, key, data = base(), root_key(5), public("x")["public/x"]
+    shapes = {name: (layer.d_out, 2) for name, layer in frozen.layers.items()}
+    A = {name: key.fold("A", name).normal((2, layer.d_in), 0.3, WIDE) for name, layer in frozen.layers.items()}
+    pool = torch.stack(
+        [flat({n: key.fold("B", n, p).normal(s, 0.3, WIDE) for n, s in shapes.items()}, list(shapes)) for p in range(4)]
+    )
+    omega = key.uniform((1, 4), 0.1, 0.5, WIDE)
+    head = {name: value.double() for name, value in frozen.head.items()}
+    executor = Executor({"base": frozen}, FAST, Plan(dtype="float64"))
+
+    def answered(weights: Tensor, request: type) -> Any:
+        row, start, lora = mixtures(weights, pool)[0], 0, {}
+        for name, shape in shapes.items():
+            end = start + shape[0] * shape[1]
+            lora[name] = LowRank(row[start:end].view(shape), A[name], 2.0)
+            start = end
+        asked = (
+            Evaluate(Model(lora=lora), "d") if request is Evaluate else Gradient(Model(lora=lora), "d", ("lora.*.B",))
+        )
+        (done,) = executor.answer([Ask("server", asked, "base", head, data, key)])
+        assert isinstance(done, Done), done
+        return done.answer
+
+    gradient = answered(omega, Gradient)
+    found = weight_gradients(flat({n: gradient[f"lora.{n}.B"] for n in shapes}, list(shapes))[None], pool)
+    for p in range(4):
+        step = torch.zeros_like(omega)
+        step[0, p] = 1e-5
+        numerical = (answered(omega + step, Evaluate).loss - answered(omega - step, Evaluate).loss) / 2e-5
+        assert float(found[0, p]) == pytest.approx(numerical, rel=1e-5, abs=1e-9)
+
+
+def test_a_drawn_sample_of_the_servers_examples_is_another_one_at_each_request() -> None:
+    frozen, data = base(), public("x")["public/x"]
+    executor, root = Executor({"base": frozen}, FAST, Plan()), root_key(2)
+    model = Model(lora={n: LowRank(torch.ones(s.d_out, 1), torch.ones(1, s.d_in)) for n, s in frozen.layers.items()})
+
+    def of(examples: int | None, key: int) -> dict[str, Tensor]:
+        asked = Gradient(model, "d", ("lora.*.B",), examples=examples)
+        (done,) = executor.answer([Ask("server", asked, "base", frozen.head, data, root.fold(key))])
+        assert isinstance(done, Done), done
+        return done.answer  # type: ignore[return-value]
+
+    first, second, again = of(8, 0), of(8, 1), of(8, 0)
+    assert all(torch.equal(first[n], again[n]) for n in first) and any(
+        not torch.equal(first[n], second[n]) for n in first
+    )
+    chosen = data.select(root.fold(0).choice(len(data), 8))
+    whole = Gradient(model, "d", ("lora.*.B",))
+    (done,) = executor.answer([Ask("server", whole, "base", frozen.head, chosen, root)])
+    assert isinstance(done, Done) and all(torch.equal(done.answer[n], first[n]) for n in first)  # type: ignore[index]
+    assert all(torch.equal(v, of(99, 3)[n]) for n, v in of(None, 4).items())
+
+
+# Contributions.
+
+
+def feasible(seed: int, M: int, N: int) -> Tensor:
+    return balanced(root_key(seed).uniform((M, N), 0.1, 1.0, WIDE), torch.arange(N), N, sweeps=200)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 10**6), st.floats(0.05, 1.0))
+def test_smoothed_contributions_of_all_clients_stay_feasible(M: int, N: int, seed: int, rate: float) -> None:
+    before, found = feasible(seed, M, N), feasible(seed + 1, M, N)
+    names = [str(i) for i in range(N)]
+    C = smoothed(dict(zip(names, before.T, strict=True)), dict(zip(names, found.T, strict=True)), rate, N)
+    now = torch.stack([C[name] for name in names], dim=1)
+    assert torch.allclose(now, (1 - rate) * before + rate * found, atol=1e-14)
+    assert torch.allclose(now.sum(dim=1), torch.ones(M, dtype=WIDE), atol=1e-9)
+    assert torch.allclose(now.sum(dim=0), torch.full((N,), M / N, dtype=WIDE), atol=1e-9)
+
+
+def test_absent_clients_keep_their_columns_and_all_sums_stay_m_over_n() -> None:
+    before, found = feasible(1, 3, 4), feasible(2, 3, 2)
+    old = dict(zip("abcd", before.T, strict=True))
+    now = smoothed(old, {"b": found[:, 0], "d": found[:, 1]}, 0.9, 4)
+    assert torch.equal(now["a"], old["a"]) and torch.equal(now["c"], old["c"])
+    assert torch.allclose(now["b"], 0.1 * old["b"] + 0.9 * found[:, 0] / 2, atol=1e-14)
+    assert all(float(column.sum()) == pytest.approx(3 / 4, abs=1e-9) for column in now.values())
+    late = smoothed({"a": old["a"]}, {"b": found[:, 0], "d": found[:, 1]}, 0.9, 4)
+    assert torch.allclose(late["b"], found[:, 0] / 2) and float(late["b"].sum()) == pytest.approx(3 / 4, abs=1e-9)
+
+
+def test_weights_start_from_contributions_spread_over_a_clients_blocks() -> None:
+    C = {"a": torch.tensor([0.6, 0.2], dtype=WIDE), "b": torch.tensor([0.1, 0.5], dtype=WIDE)}
+    omega = warm_start(C, ["a", "a", "b", "c"], 2, 4)
+    expected = [[0.3, 0.3, 0.1, 0.25], [0.1, 0.1, 0.5, 0.25]]
+    assert torch.allclose(omega, torch.tensor(expected, dtype=WIDE))
+
+
+def of(*column: float, U: int = 4, L: int = 1, tau: float = 0.05) -> Any:
+    return assigned(torch.tensor(column, dtype=WIDE), Capacity(U, L), tau)
+
+
+def test_assignment_ranks_cuts_and_normalises_over_what_is_kept() -> None:
+    one = of(0.1, 0.4, 0.2, 0.3, U=3, L=2)
+    assert one.inference == (1, 2, 3) and one.active == (1, 3)
+    assert one.target == pytest.approx((0.0, 4 / 9, 2 / 9, 3 / 9))
+    assert of(0.1, 0.4, 0.2, 0.3).active == (1,) and of(0.1, 0.4, 0.2, 0.3, L=4).active == (0, 1, 2, 3)
+
+
+def test_the_floor_leaves_fewer_to_train_but_never_none() -> None:
+    assert of(0.04, 0.9, 0.03, 0.03, L=4).active == (1,)
+    assert of(0.2, 0.3, 0.3, 0.2, L=3, tau=0.25).active == (1, 2)
+    assert of(0.2, 0.3, 0.3, 0.2, L=3, tau=0.5).active == (1,)
+    assert of(0.5, 0.5, 0.0, 0.0, U=2, L=2, tau=0.5).active == (0, 1)
+
+
+def test_among_equal_contributions_lower_experts_count() -> None:
+    assert of(0.25, 0.25, 0.25, 0.25, U=2).inference == (0, 1)
+    assert of(0.1, 0.3, 0.3, 0.3, U=3, L=2).active == (1, 2)
+
+
+def test_a_client_that_contributes_nothing_has_an_even_target() -> None:
+    one = of(0.0, 0.0, 0.0, 0.0, U=2)
+    assert one.target == (0.5, 0.5, 0.0, 0.0) and one.active == (0,)
+
+
+def test_calibration_is_to_the_mixture_evenly_to_what_is_routed_to_or_none() -> None:
+    one = of(0.1, 0.4, 0.2, 0.3, U=3)
+    (mixture,) = calibrating("mixture", 1e-3, one)
+    assert mixture.target.tolist() == pytest.approx(list(one.target)) and mixture.weight == 1e-3
+    (even,) = calibrating("uniform", 1e-3, one)
+    assert even.target.tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
+    assert calibrating("none", 1e-3, one) == [] and calibrating("mixture", 0.0, one) == []
+
+
+def test_a_cards_capacities_come_before_the_methods() -> None:
+    card = cards({"a": 2})[0]
+    assert capacity(card, 6, None, 1) == Capacity(6, 1) and capacity(card, 6, 4, 2) == Capacity(4, 2)
+    assert capacity(replace(card, routed_experts=3, trained_experts=2), 6, 4, 1) == Capacity(3, 2)
+    for U, L, M in ((2, 3, 6), (None, 3, 2), (7, 1, 6)):
+        with pytest.raises(ConfigError, match=r"^client a: it would train . of the . experts"):
+            capacity(card, M, U, L)
+
+
+# A client's half.
+
+
+def test_the_first_round_trains_one_adapter_and_keeps_the_mean_of_a() -> None:
+    first, second, third = rounds(QUICK)
+    assert all(
+        isinstance(download, Start) and size(first.bodies[n]).payload == 0 for n, download in first.downloads.items()
+    )
+    for name in LAYERS:
+        mean = torch.stack([first.payloads[client][name].A.double() for client in THREE]).mean(dim=0)
+        assert torch.allclose(first.state.A[name].double(), mean, atol=1e-6)
+        assert torch.equal(second.state.A[name], first.state.A[name]) and torch.equal(
+            third.downloads["a"].A[name], first.state.A[name]
+        )
+
+
+def test_experts_are_convex_combinations_of_the_pool_with_the_contributions_kept() -> None:
+    outcome = rounds(QUICK)[0]
+    state: State = outcome.state
+    assert set(state.contributions) == set(THREE) and len(state.experts) == 3
+    weights = torch.stack([state.contributions[name] for name in THREE], dim=1)
+    assert torch.allclose(weights.sum(dim=1), torch.ones(3, dtype=WIDE), atol=1e-9)
+    for m, expert in enumerate(state.experts):
+        for name in LAYERS:
+            mixed = sum(weights[m, i] * outcome.payloads[c][name].B.double() for i, c in enumerate(THREE))
+            assert torch.allclose(expert[name].double(), mixed, atol=1e-5)  # type: ignore[arg-type]
+
+
+def test_a_client_trains_its_active_experts_router_and_shared_pair_alone() -> None:
+    algorithm = replace(QUICK, training=2, tau=0.0)
+    _, second, third = rounds(algorithm)
+    for outcome in (second, third):
+        for client in THREE:
+            download, payload = outcome.downloads[client], outcome.payloads[client]
+            assert isinstance(download, Download) and isinstance(payload, Trained)
+            active = download.assignment.active
+            assert len(active) == 2 and tuple(payload.blocks) == active
+            for name in LAYERS:
+                term = outcome.fitted[client]["experts"][name]
+                assert isinstance(term, Routed) and len(term.A) == 1
+                assert torch.equal(term.A[0], download.A[name])
+                for m in range(3):
+                    moved = not torch.equal(term.B[m], download.experts[m][name])
+                    assert moved == (m in active)
+                assert torch.equal(payload.common.router[name], term.router)
+                assert not torch.equal(payload.common.shared[name].A, payload.common.shared[name].A * 0)
+
+
+def test_later_rounds_start_from_the_means_of_routers_and_shared_pairs() -> None:
+    _, second, third = rounds(QUICK)
+    assert second.downloads["a"].common is None and isinstance(third.downloads["a"].common, Common)
+    for name in LAYERS:
+        for pick in (
+            lambda common, name=name: common.router[name],
+            lambda common, name=name: common.bias[name],
+            lambda common, name=name: common.shared[name].B,
+            lambda common, name=name: common.shared[name].A,
+        ):
+            mean = torch.stack([pick(second.payloads[c].common).double() for c in THREE]).mean(dim=0)
+            assert torch.allclose(pick(third.downloads["b"].common).double(), mean, atol=1e-6)
+
+
+def asks(algorithm: FedSEE, download: Any, phase: str = "main") -> Fit:
+    """What a client's program asks for first."""
+    card = cards({"a": 2})[0]
+    client = Client(card, Memory({}, copied), ("train",), root_key(1).fold, 2, phase)
+    request = next(algorithm.local(client, download))  # type: ignore[arg-type]
+    assert isinstance(request, Fit)
+    return request
+
+
+def test_a_fit_has_the_routers_own_rate_and_the_calibration_and_the_first_its_own_length() -> None:
+    outcome = rounds(QUICK)[2]
+    download = outcome.downloads["a"]
+    fit = asks(replace(QUICK, router_lr=7.0), download)
+    assert dict(fit.lr_scale) == {"experts.*.router": 7.0, "experts.*.bias": 7.0}
+    assert fit.epochs is None and fit.head is True and fit.data == "train"
+    (penalty,) = fit.penalties
+    assert isinstance(penalty, UsageDivergence) and penalty.weight == 1e-3
+    assert penalty.target.tolist() == pytest.approx(list(download.assignment.target))
+    assert list(asks(replace(QUICK, calibration="none"), download).penalties) == []
+    first = asks(replace(QUICK, init_epochs=5), Start(root_key(3)), "init")
+    assert first.epochs == 5 and first.train == ("lora.*",)
+
+
+def test_experts_are_extracted_beside_the_base_alone_and_later_beside_the_shared_pair() -> None:
+    first, second, _ = rounds(QUICK)
+    members = {card.id: card for card in cards(THREE)}
+    for outcome, phase in ((first, "init"), (second, "main")):
+        uploads = Uploads([Uploaded(members[name], sent, 1.0) for name, sent in outcome.payloads.items()])
+        data = ("public/x", "public/y", "public/z")
+        asked = next(QUICK.aggregate(outcome.before, uploads, server(2, data, phase)))
+        assert [one.data for one in asked] == list(data) and all(one.examples == 8 for one in asked)
+        for one in asked:
+            assert isinstance(one, Gradient) and one.batch == "all" and one.wrt == ("lora.*.B",)
+            assert set(one.model.terms) == ({"lora"} if outcome is first else {"lora", "shared"})
+            for name in LAYERS:
+                assert torch.equal(one.model["lora"][name].A, outcome.state.A[name])
+                if outcome is second:
+                    shared = torch.stack([p.common.shared[name].B.double() for p in outcome.payloads.values()])
+                    assert torch.allclose(one.model["shared"][name].B.double(), shared.mean(dim=0), atol=1e-6)
+
+
+def started(algorithm: FedSEE) -> dict[str, Model]:
+    """The model that enters each client's first main Fit."""
+    seen = {}
+
+    def keep(name: str, model: Model) -> Model:
+        seen[name] = model
+        return model
+
+    first = play(algorithm, cards(THREE), random_training(), phase="init")
+    play(algorithm, cards(THREE), keep, state=first.state, number=2)
+    return seen
+
+
+def test_first_shared_pairs_and_routers_are_each_clients_own_unless_drawn_alike() -> None:
+    own, alike = started(QUICK), started(replace(QUICK, alike=True))
+    for name in LAYERS:
+        assert not torch.equal(own["a"]["shared"][name].A, own["b"]["shared"][name].A)
+        assert torch.equal(alike["a"]["shared"][name].A, alike["b"]["shared"][name].A)
+        for models in (own, alike):
+            assert float(models["a"]["shared"][name].B.abs().max()) == 0.0
+            assert not torch.equal(models["a"]["experts"][name].router, models["b"]["experts"][name].router)
+            assert float(models["a"]["experts"][name].bias.abs().max()) == 0.0
+
+
+def test_a_client_without_room_for_all_is_sent_what_it_routes_to() -> None:
+    algorithm = replace(QUICK, inference=2)
+    for outcome in rounds(algorithm)[1:]:
+        for client, download in outcome.downloads.items():
+            assert tuple(download.experts) == download.assignment.inference and len(download.experts) == 2
+            term = outcome.fitted[client]["experts"]["first"]
+            (absent,) = set(range(3)) - set(download.assignment.inference)
+            assert term.allowed.tolist() == [m != absent for m in range(3)] and float(term.B[absent].abs().max()) == 0
+
+
+def test_without_the_shared_pair_there_is_none_anywhere() -> None:
+    for outcome in rounds(replace(QUICK, shared=False))[1:]:
+        assert all("shared" not in model for model in outcome.fitted.values())
+        assert all(payload.common.shared == {} for payload in outcome.payloads.values())
+
+
+def test_a_fixed_mixture_is_what_a_router_blind_to_its_input_makes() -> None:
+    """p(x) = softmax(b) for every x: the routed term is the static adapter sum_m p_m B_m A^global."""
+    download: Download = rounds(QUICK)[2].downloads["a"]
+    assert download.common is not None
+    blind = replace(download.common, router={name: torch.zeros_like(r) for name, r in download.common.router.items()})
+    card = cards({"a": 2})[0]
+    x = root_key(3).normal((5, LAYERS["first"].d_in))
+    term = routed_model(card, download, blind)["experts"]["first"]
+    p = blind.bias["first"].softmax(dim=0)
+    mixed = sum(p[m] * download.experts[m]["first"] for m in range(3))
+    assert torch.allclose(term.apply(x), card.scale * x @ (mixed @ download.A["first"]).T, atol=1e-5)  # type: ignore[operator]
+
+
+def test_a_passive_expert_gets_no_gradient_and_its_router_row_does() -> None:
+    store = Volatile()
+    played = play_run(
+        federation(QUICK, store=store, rounds=1, train=replace(FAST, optimizer="adamw", weight_decay=0.1))
+    )
+    before = played[0].progress.state
+    for client in ("c0", "c1", "c2"):
+        own: Trained = load_record(store, client).memory["trained"]
+        assigned_to = QUICK.send(before, with_id(client)).assignment  # type: ignore[union-attr]
+        assert tuple(own.blocks) == assigned_to.active and len(assigned_to.active) == 1
+        passive = [m for m in assigned_to.inference if m not in assigned_to.active]
+        draw = root_key(7).fold("client", "router", 2, client)
+        for name, router in own.common.router.items():
+            bound = 1 / 32**0.5
+            start = draw.fold(name).uniform((3, 32), -bound, bound)
+            assert all(float((router[m] - start[m]).abs().max()) > 0 for m in passive)
+
+
+def with_id(name: str) -> Card:
+    return Card(name, 4, 20, 2.0, base().layers)
+
+
+# What a site uses.
+
+
+def test_a_site_uses_what_it_trained_among_the_experts_that_it_was_sent() -> None:
+    store = Volatile()
+    run = federation(QUICK, store=store, rounds=2)
+    state = play_run(run)[1].progress.state
+    client = run.setting.sites["c1"].card
+    own: Trained = load_record(store, "c1").memory["trained"]
+
+    class Site:
+        card, memory = client, {"trained": own}
+
+        @staticmethod
+        def key(purpose: str) -> Any:
+            return root_key(0).fold(purpose)
+
+    download = QUICK.send(state, client)
+    assert isinstance(download, Download)
+    download = replace(download, A=state.A)
+    model = QUICK.site_model(Site, download)  # type: ignore[arg-type]
+    for name, term in model["experts"].items():
+        for m in range(3):
+            expected = own.blocks[m][name] if m in own.blocks else state.experts[m][name]
+            assert torch.equal(term.B[m], expected)
+        assert torch.equal(term.router, own.common.router[name])
+        assert torch.equal(model["shared"][name].B, own.common.shared[name].B)
+    assert QUICK.global_model(state) is None
+
+
+def test_sites_are_scored_with_this_rounds_download_and_their_own_training() -> None:
+    """In the round of a failing client, that site is scored with what it had committed before."""
+    whole = play_run(federation(QUICK, rounds=2))
+    failed = play_run(federation(QUICK, rounds=2, faults=(Fault("c1", 3, "exception"),)))
+    assert whole[1].metrics["personal"] == failed[1].metrics["personal"]
+    assert set(failed[2].metrics["personal"]["clients"]["accuracy"]) == {"c0", "c1", "c2"}
+
+
+# Whole runs.
+
+
+def test_clients_in_one_stack_end_where_they_end_one_by_one() -> None:
+    """In fp32, with dropout and calibration, clients of other masks and active experts; bit for bit."""
+    train = replace(FAST, optimizer="adamw", lr=1e-2, dropout=0.1, batch_size=8)
+    for algorithm in (QUICK, replace(QUICK, inference=2, training=2, tau=0.0, beta=0.1)):
+        one, three = (
+            play_run(federation(algorithm, train=train, plan=Plan(clients_per_step=size, padding_rank=4)))
+            for size in (1, 3)
+        )
+        assert encode(one[-1].progress.state) == encode(three[-1].progress.state)
+
+
+def test_partial_participation_keeps_the_columns_of_those_who_stay_away() -> None:
+    run = federation(QUICK, clients=4, sample=2, rounds=4)
+    before = None
+    for played in play_run(run):
+        state = played.progress.state
+        if before is not None:
+            for name in state.contributions:
+                answered = name in played.metrics["answered"]
+                assert torch.equal(state.contributions[name], before.contributions[name]) != answered
+        assert all(float(c.sum()) == pytest.approx(3 / 4, abs=1e-3) for c in state.contributions.values())
+        before = state
+
+
+def test_who_missed_the_first_round_joins_with_even_contributions() -> None:
+    run = federation(QUICK, faults=(Fault("c1", 1, "exception"), Fault("c1", 2, "exception")), rounds=3)
+    played = play_run(run)
+    assert set(played[0].progress.state.contributions) == {"c0", "c2"}
+    assert set(played[1].progress.state.contributions) == {"c0", "c2"}
+    assert set(played[2].progress.state.contributions) == {"c0", "c1", "c2"}
+
+
+def test_if_the_first_round_failed_for_all_it_is_made_up_for() -> None:
+    faults = tuple(Fault(f"c{i}", 1, "exception") for i in range(3))
+    played = play_run(federation(QUICK, faults=faults, rounds=2, min_replies=0))
+    assert played[0].progress.state.A == {} and played[1].progress.state.A != {}
+    assert played[2].progress.state.common is not None
+
+
+def test_contributions_tell_clients_tasks_apart() -> None:
+    """Two tasks of opposite classes, two clients of each: most of what a client contributes is to its own task."""
+    run = world(FedSEE(), (4,) * 4, server_data=public("x", "y", flipped=("y",)), rounds=2, head="frozen")
+    run = replace_data(run, {"c0": False, "c1": True, "c2": False, "c3": True})
+    run.executor.settings = TrainSettings(optimizer="adamw", lr=1e-2, batch_size=8, steps=20)
+    state = play_run(run)[-1].progress.state
+    for name, flipped in {"c0": 0, "c1": 1, "c2": 0, "c3": 1}.items():
+        share = state.contributions[name] / state.contributions[name].sum()
+        assert float(share[flipped]) > 0.75, state.contributions
+
+
+def replace_data(run: Any, flips: dict[str, bool]) -> Any:
+    sites = {
+        name: Site(site.card, {"train": task(40, 10 + i, flips[name]), "test": task(20, 90 + i, flips[name])})
+        for i, (name, site) in enumerate(run.setting.sites.items())
+    }
+    return with_sites(run, sites)
+
+
+# Limits.
+
+
+def test_one_task_without_a_shared_pair_is_ffa_lora_with_a_learned_a() -> None:
+    """M = 1: routing is constant, a client trains B alone on the common A, and one client's expert is its upload."""
+    store = Volatile()
+    algorithm = FedSEE(steps=3, examples=8, shared=False)
+    train = replace(FAST, optimizer="adamw", lr=1e-2, clip=1.0, weight_decay=0.01)
+    run = world(algorithm, (4,), store=store, server_data=public("x"), rounds=2, train=train, head="frozen")
+    first, second, _ = play_run(run)
+    state = first.progress.state
+    site = run.setting.sites["c0"]
+    start = {name: LowRank(B, state.A[name], 2.0) for name, B in state.experts[0].items()}
+    request = Fit(Model(lora=start), train=("lora.*.B",), head=False)
+    key = run.root.fold("request", 2, "c0").fold("Fit", 0)
+    head = run.setting.heads["base"]
+    (done,) = run.executor.answer([Ask("c0", request, "base", head, site.data["train"], key)])
+    assert isinstance(done, Done), done
+    for name, term in done.answer.model["lora"].items():  # type: ignore[union-attr]
+        assert torch.allclose(second.progress.state.experts[0][name], term.B, atol=1e-6)
+        assert torch.equal(second.progress.state.A[name], state.A[name])
+    assert second.progress.state.contributions["c0"].tolist() == [1.0]
+
+
+def test_one_task_extracts_the_convex_combination_that_its_public_examples_like() -> None:
+    """M = 1, two clients, one of the opposite task: independent weights leave it out, balanced ones cannot."""
+    data = public("x")
+    flips, train = {"c0": False, "c1": True}, TrainSettings(optimizer="adamw", lr=1e-2, batch_size=8, steps=20)
+    shares = {}
+    for balanced_ in (True, False):
+        run = world(FedSEE(balanced=balanced_, shared=False), (4, 4), server_data=data, rounds=2, head="frozen")
+        run = replace_data(run, flips)
+        run.executor.settings = train
+        shares[balanced_] = play_run(run)[-1].progress.state.contributions
+    assert float(shares[False]["c0"]) > 0.8 and float(shares[True]["c0"]) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_equal_experts_make_the_router_of_no_consequence() -> None:
+    download: Download = rounds(QUICK)[2].downloads["a"]
+    assert download.common is not None
+    same = replace(download, experts=dict.fromkeys(download.experts, download.experts[0]))
+    term = routed_model(cards({"a": 2})[0], same, download.common)["experts"]["second"]
+    x = root_key(3).normal((5, LAYERS["second"].d_in))
+    assert torch.allclose(term.apply(x), LowRank(same.experts[0]["second"], same.A["second"], 2.0).apply(x), atol=1e-5)
+
+
+# What travels, and what is refused.
+
+
+def test_bytes_are_those_of_the_specification() -> None:
+    """m = n = 1024, r = 4, M = 6, L = 1: 16 384 + 32 768 + 24 600 up, 98 304 + 32 768 + 24 600 down."""
+    layer, card = Layer(1024, 1024), Card("a", 4, 10, 2.0, {"w": Layer(1024, 1024)})
+    tasks = tuple(f"public/{m}" for m in range(6))
+    one = FedSEE().in_federation(Federation((card,), 10, tasks))
+    assert one.bytes_up(layer, card) == 16_384 + 32_768 + 24_600
+    assert one.bytes_down(layer, card) == 98_304 + 32_768 + 24_600
+    main, init = Phase("main", 10), Phase("init", 1)
+    assert one.bytes_of_round(layer, card, 1, init) == (32_768, 0)
+    assert one.bytes_of_round(layer, card, 2, main) == (one.bytes_up(layer, card), 98_304)
+    assert one.bytes_of_round(layer, card, 3, main) == (one.bytes_up(layer, card), one.bytes_down(layer, card))
+    assert replace(one, training=6).bytes_up(layer, card) == one.bytes_down(layer, card)
+    with pytest.raises(ConfigError, match="in_federation"):
+        FedSEE().bytes_up(layer, card)
+
+
+def test_a_global_travels_once_to_each_client() -> None:
+    first, second, third = rounds(QUICK)
+    held = sum(2 * layer.d_in for layer in LAYERS.values()) * 4
+    setup = {n: size(second.downloads[n]).payload - size(second.bodies[n]).payload for n in THREE}
+    assert set(setup.values()) == {held}
+    assert first.downloads["a"].init_key is not None and third.bodies["a"].A is not None
+
+
+def test_too_little_at_the_server_or_other_tasks_than_it_has_are_refused() -> None:
+    members = cards(THREE)
+    with pytest.raises(ConfigError, match="no public examples at all"):
+        FedSEE().start(Federation(tuple(members), 1), server(1, ("unlabeled",)))
+    data = ("public/sst2", "public/qnli", "unlabeled")
+    with pytest.raises(ConfigError, match="of 'sst3'; did you mean 'sst2'"):
+        FedSEE(tasks=("sst3",)).start(Federation(tuple(members), 1, data), server(1, data))
+    assert FedSEE().start(Federation(tuple(members), 1, data), server(1, data)).tasks == ("public/qnli", "public/sst2")
+    chosen = FedSEE(tasks=("sst2",)).start(Federation(tuple(members), 1, data), server(1, data))
+    assert chosen.tasks == ("public/sst2",)
+    with pytest.raises(ConfigError, match="client a: it would train 2 of the 1 experts"):
+        FedSEE(inference=1, training=2).start(Federation(tuple(members), 1, data), server(1, data))
+
+
+def test_values_that_cannot_be_meant_are_refused() -> None:
+    wrong: list[dict[str, Any]] = [{"smoothing": 0.0}, {"smoothing": 1.1}, {"tau": 1.0}, {"beta": -1.0}]
+    for options in [*wrong, {"steps": -1}, {"examples": 0}]:
+        with pytest.raises(ValueError, match=f"{next(iter(options))} "):
+            FedSEE(**options)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        (lambda sent: replace(sent, blocks={}), "1 to 1 blocks of 3 experts expected, not of"),
+        (lambda sent: replace(sent, blocks={3: next(iter(sent.blocks.values()))}), "not of .3."),
+        (lambda sent: replace(sent, blocks=dict.fromkeys((0, 1), next(iter(sent.blocks.values())))), "not of .0, 1."),
+        (lambda sent: replace(sent, blocks={0: {"first": torch.zeros(7, 2)}}), "the block of expert 0 must be"),
+        (lambda sent: replace(sent, common=replace(sent.common, shared={})), "one term for each of 2 layers"),
+        (lambda sent: replace(sent, common=replace(sent.common, router={})), "routers of every layer"),
+        (
+            lambda sent: replace(sent, common=replace(sent.common, bias=dict.fromkeys(LAYERS, torch.zeros(4)))),
+            "routers of every layer",
+        ),
+    ],
+)
+def test_an_upload_that_does_not_fit_is_named(spoilt: Any, said: str) -> None:
+    card, sent = cards({"a": 2})[0], rounds(QUICK)[1].payloads["a"]
+    QUICK.check(sent, card)
+    with pytest.raises(ModelError, match=f"client a: .*{said}"):
+        QUICK.check(spoilt(sent), card)
+
+
+def test_an_upload_for_another_number_of_experts_is_left_out() -> None:
+    first, second, _ = rounds(QUICK)
+    members = cards(THREE)
+    wide = {name: torch.cat([router, router]) for name, router in second.payloads["c"].common.router.items()}
+    bias = {name: torch.zeros(6) for name in LAYERS}
+    other = replace(second.payloads["c"], common=replace(second.payloads["c"].common, router=wide, bias=bias))
+    QUICK.check(other, members[2])
+    outcome = play(
+        QUICK,
+        members,
+        fading_training(2),
+        state=first.state,
+        number=2,
+        tamper=lambda name, payload: other if name == "c" else payload,
+    )
+    column = outcome.state.contributions
+    assert torch.equal(column["c"], first.state.contributions["c"])
+    assert not torch.equal(column["a"], first.state.contributions["a"])
+
+
+def test_block_sums_of_the_pool_are_the_contributions() -> None:
+    omega = torch.tensor([[0.5, 0.3, 0.2]], dtype=WIDE)
+    assert block_sums(omega, torch.tensor([0, 0, 1]), 2).tolist() == [[0.8, 0.2]]
