@@ -16,25 +16,32 @@ from pathlib import Path
 from typing import Any
 
 from coterie.experiments.papers.definition import definition, names
-from coterie.experiments.papers.writing import claims, markdown, tables
+from coterie.experiments.papers.writing import MANY, claims, markdown, tables
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "reproductions.md")
 LARGEST = 50_000
 """Bytes of a result.json that is committed."""
+CURVE = r"\[(?:[-+\d.e,\s]|null)+\]"
+INNERMOST = r'"(?:paper|axis)": \{[^{}]*\}|"(?:columns|rows|missing)": \[[^\[\]{}]*\]'
+CELL = r'\{\s*"\w+": \{\s*"mean": [^{}]*"values": \{[^{}]*\}\s*\}\s*\}'
 
 
 def take(folder: Path, results: Path = RESULTS) -> Path:
     """Copies a result under its name and scale; ends the program for one that is too large or names a folder."""
     result = shortened(json.loads((folder / "result.json").read_text(encoding="utf-8")))
     stem = results / f"{result['name'].replace('/', '-')}-{result['scale']}"
+    for claim in result["claims"]:  # of many comparisons a page has those alone that do not hold
+        if len(claim["comparisons"]) > MANY:
+            claim["comparisons"] = [told for told in claim["comparisons"] if told.startswith("no:")]
     if "picture" in result:
         result["picture"] = f"{stem.name}.svg"
         for suffix in (".svg", ".png"):
             shutil.copyfile(folder / f"figure{suffix}", stem.with_suffix(suffix))
     text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
-    text = re.sub(r"\[[-+\d.e,\s]+\]", lambda found: " ".join(found.group().split()), text)  # a curve on one line
+    for on_one_line in (CURVE, CELL, INNERMOST):
+        text = re.sub(on_one_line, lambda found: " ".join(found.group().split()), text)
     if len(text.encode()) > LARGEST:
         sys.exit(f"{folder}: result.json has more than {LARGEST} bytes")
     if found := re.search(r"(?<![\w.)<])/\w[\w.-]*/[^\"\s]*", text):

@@ -132,5 +132,35 @@ def test_stored_shares_are_told_in_words() -> None:
     assert columns["labels"] == ["█▃", " █", "██"] and "group" not in columns and "validation" not in columns
 
 
+def test_mixtures_are_told_task_by_task() -> None:
+    held = [{"groups": {"movie": 6, "sms": 2}}, {"groups": {"sms": 4}}]
+    clients = [{**client, **groups} for client, groups in zip(RECORD["clients"], held, strict=True)]
+    mixture = {
+        "groups": ["movie", "sms"],
+        "supply": {"movie": 6, "sms": 9},
+        "allocated": {"movie": 6, "sms": 6},
+        "mean_total_variation": 0.75,
+    }
+    record = {
+        **RECORD,
+        "how": {"kind": "mixture", "alpha": 0.1, "seed": 3},
+        "clients": clients,
+        "parts": {},
+        "mixture": mixture,
+        "tests": {"examples": 3, "of_several_clients": 1},
+    }
+    assert sentences(record)[1:] == [
+        "held by clients: movie 6 of 6, sms 6 of 9",
+        "mean total variation distance of two clients' mixtures: 0.750",
+        "clients' tests are 3 examples of the task's test set, 1 of them in several clients'",
+        "set aside for the server: 5 as public/toy",
+    ]
+    made = table("mixture", record, [2, 16], ["all", "all"])
+    columns = {str(column.header): list(column.cells) for column in made.columns}
+    assert columns["tasks"] == ["2", "1", "2"] and columns["top task %"] == ["75.0", "100.0", "50.0"]
+    assert columns["tasks held"] == ["█▃", " █", "██"] and "labels" not in columns
+    assert made.title == "mixture: mixture, alpha 0.1, seed 3"
+
+
 def test_a_bars_columns_are_as_high_as_counts_are_large() -> None:
     assert _bar([0, 1, 8, 4, 5]) == " ▁█▄▅" and _bar([0, 0]) == "  "

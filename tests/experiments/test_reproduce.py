@@ -25,7 +25,7 @@ from coterie.experiments.papers.definition import at_scale, definition, names
 from coterie.experiments.papers.reading import FIGURES, cell
 from coterie.experiments.papers.server_times import random_factors, server_step
 from coterie.experiments.papers.setting import LABELS, lines
-from coterie.experiments.papers.writing import claims, markdown
+from coterie.experiments.papers.writing import claims, differences, markdown, tables
 from coterie.experiments.reproduce import plan
 from coterie.maths.keys import root_key
 
@@ -34,6 +34,7 @@ SIZES = [(3, 4), (10, 4), (20, [2, 4, 16])]
 """Clients and ranks of FedPA-LoRA's tables."""
 ALL = [
     *("fedpa/figure1", "fedpa/table1", "fedpa/table11", "fedpa/table2", "fedpa/table4"),
+    *("fedsee/table11", "fedsee/table2", "fedsee/theory"),
     *("sefora/figure1", "sefora/figure2", "sefora/table2", "sefora/table3"),
 ]
 
@@ -50,8 +51,8 @@ def test_every_name_in_a_definition_is_one_of_its_own(name: str) -> None:
     for row in whole.rows.values():
         assert set(row.paper) <= set(whole.columns)
         assert row.extra == (not row.paper) or whole.kind == "curves"
-        assert bool(row.operation) == (whole.kind == "server") == (row.method is None)
-        assert whole.kind == "server" or row.variant in whole.variants
+        assert bool(row.operation) == (whole.kind == "server")
+        assert (row.method is None) == (whole.kind in module.WITHOUT_RUNS) == (row.variant not in whole.variants)
     for scale in whole.scales.values():
         assert {*scale.columns, *scale.only} <= set(whole.columns) and set(scale.left_out) <= set(whole.rows)
         assert {tuple(cell.split("/")) for cell in scale.cells} <= set(product(whole.columns, whole.variants))
@@ -63,7 +64,7 @@ def test_every_name_in_a_definition_is_one_of_its_own(name: str) -> None:
         assert claim.figure in whole.figures
         assert {*claim.first, *claim.second} <= set(whole.rows)
         assert {*claim.columns, *claim.than, *claim.than.values()} <= set(whole.columns)
-        assert claim.first and bool(claim.second or claim.than) == (claim.sense not in ("zero", "below"))
+        assert claim.first and bool(claim.second or claim.than) == (claim.sense not in ("zero", "below", "above"))
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if definition(name).kind != "server"])
@@ -84,6 +85,12 @@ def test_every_run_of_every_scale_has_settings_that_can_be_meant(name: str, scal
                     "adam",
                 )
                 assert not isinstance(made, RankUpdate) or made.update_every in (None, config.rounds // 5)
+                continue
+            if name.startswith("fedsee"):
+                assert (config.federation.head, config.federation.weights) == ("frozen", "uniform")
+                assert (config.clients.ranks, config.lora.alpha, config.partition.test_size) == (4, 8, 200)
+                if scale == "paper":
+                    assert (config.rounds, config.train.epochs, config.train.batch_size) == (10, 5, 64)
                 continue
             assert config.federation.weights == "uniform" and (config.clients.count, config.clients.ranks) in SIZES
             if scale == "paper":
@@ -171,6 +178,40 @@ def test_a_statement_holds_in_part_and_names_what_is_missing() -> None:
     assert least["missing"] == ["FedRot-LoRA"]
     assert "no: FedPA-LoRA 2, FlexLoRA 1, 0 of 2 seeds" in least["comparisons"]
     assert by_says["FedRot-LoRA loses less in aggregation than FedIT"]["verdict"] == "cannot be told"
+
+
+def test_differences_are_taken_seed_by_seed_where_both_rows_have_the_seed() -> None:
+    def row(title: str, values: dict[str, float], paper: list[float | None]) -> dict[str, Any]:
+        here = {"a": {"own": cell(values)}}
+        return {"title": title, "method": title, "heads": "frozen", "paper": {"a": paper}, "here": here} | EMPTY
+
+    rows = {
+        "ours": row("ours", {"1": 0.75, "2": 0.5}, [0.8, 0.1]),
+        "other": row("other", {"1": 0.5, "2": 0.375, "3": 0.0}, [-0.1, None]),
+    }
+    result = {"kind": "runs", "columns": {"a": "column"}, "figures": ["own"], "against": "ours", "rows": rows}
+    found = differences(result, "own")["rows"]
+    assert list(found) == ["other"]
+    assert found["other"]["here"]["a"]["own"]["values"] == {"1": -0.25, "2": -0.125}
+    page = "\n".join(tables(result))
+    assert "| ours | frozen | 80.0 ± 10.0 | 62.5 ± 17.7 |" in page
+    assert "| other | frozen | – | 29.2 ± 26.0 |" in page
+    assert "| other | frozen | -10.0 | -18.8 ± 8.8 |" in page
+
+
+EMPTY = {"state": "", "note": ""}
+
+
+def test_equal_values_have_no_spread() -> None:
+    assert cell(dict.fromkeys("abc", 0.1 + 0.2))["std"] == 0.0
+
+
+def test_a_row_without_method_is_left_out_where_it_has_no_figure() -> None:
+    majority = {"title": "majority", "method": "", "heads": "–", "paper": {}, "here": {"a": {}}} | EMPTY
+    own = {"a": {"own": cell({"0": 0.5})}}
+    ours = {"title": "ours", "method": "x", "heads": "own", "paper": {}, "here": own} | EMPTY
+    result = {"kind": "runs", "columns": {"a": "column"}, "figures": ["own"], "rows": {"o": ours, "m": majority}}
+    assert "majority" not in "\n".join(tables(result))
 
 
 def test_the_setting_says_line_by_line_what_differs() -> None:

@@ -111,6 +111,22 @@ def test_of_many_classes_the_rarest_are_put_together(records: Any) -> None:
     assert heads == ["client", *map(str, range(5, 14)), "5 others", "all"]
 
 
+def test_of_a_mixture_the_tasks_that_clients_hold_are_drawn(records: Any) -> None:
+    folder = records("r")
+    content = json.loads((folder / "partition.json").read_text(encoding="utf-8"))
+    held = [{"sms": 9, "movie": 31}, {"sms": 60}]
+    content["clients"] = [{"client": client, "groups": groups} for client, groups in enumerate(held)]
+    content["mixture"] = {"groups": ["movie", "sms"], "mean_total_variation": 0.775}
+    (folder / "partition.json").write_text(json.dumps(content), encoding="utf-8")
+    picture = pictures_of(folder)["partition"]
+    assert list(picture.table.heads) == ["client", "movie", "sms", "all"]
+    assert [list(row) for row in picture.table.rows] == [["north", "31", "9", "40"], ["south", "0", "60", "60"]]
+    assert "Mean distance of mixtures: 0.78" in picture.alt
+    for wrong in ("three", [], [{"groups": {"sms": "many"}}]):
+        (folder / "partition.json").write_text(json.dumps({**content, "clients": wrong}), encoding="utf-8")
+        assert "partition" not in pictures_of(folder)
+
+
 @pytest.mark.parametrize("histogram", [None, [], [[1, 2], [3]], [["a", "b"], [1, 2]], [[-1, 2], [1, 2]], 3])
 def test_a_partition_record_that_cannot_be_meant_is_left_out(records: Any, histogram: Any) -> None:
     folder = records("r")

@@ -102,9 +102,10 @@ class Algorithm(ABC):
         """
         return ()
 
-    def measures(self, state: Any, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, float]:
+    def measures(self, state: Any, federation: Federation, seen: Mapping[str, Seen]) -> dict[str, Any]:
         """Figures of the new state worth a curve, by name; `seen` is what simulation knows of those who answered.
 
-        A figure named `regulariser` is added to the clients' mean task loss as the joint objective.
+        A figure named `regulariser` is added to the clients' mean task loss as the joint objective. A mapping of
+        figures is kept with the metrics, and not drawn.
         """
         return {}

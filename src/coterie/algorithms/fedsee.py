@@ -223,9 +223,11 @@ class FedSEE(Algorithm):
     def global_model(self, state: State) -> None:
         return None  # each client routes over the experts in its own way
 
-    def measures(self, state: State, federation: Federation, seen: Mapping[str, Any]) -> dict[str, float]:
-        columns = [column / column.sum().clamp(min=1e-12) for column in state.contributions.values()]
-        return {"concentration": float(torch.stack(columns).amax(dim=1).mean())} if columns else {}
+    def measures(self, state: State, federation: Federation, seen: Mapping[str, Any]) -> dict[str, Any]:
+        columns = {name: column / column.sum().clamp(min=1e-12) for name, column in state.contributions.items()}
+        told = {name: dict(zip(state.tasks, column.tolist(), strict=True)) for name, column in columns.items()}
+        largest = [max(shares.values()) for shares in told.values()]
+        return {"concentration": sum(largest) / len(largest), "contributions": told} if largest else {}
 
     def in_federation(self, federation: Federation) -> FedSEE:
         return replace(self, tasks=public_tasks(federation.server_data, self.tasks))

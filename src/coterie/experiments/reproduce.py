@@ -22,15 +22,18 @@ from coterie.experiments.compare import compare
 from coterie.experiments.config import merged
 from coterie.experiments.folders import json_text, versions, write_whole
 from coterie.experiments.methods import method_class, short_name
-from coterie.experiments.papers import curves, server_times, setting
+from coterie.experiments.papers import curves, panels, server_times, setting
 from coterie.experiments.papers.claims import judged
 from coterie.experiments.papers.definition import Column, Definition, Row, Scale, at_scale, definition, names
+from coterie.experiments.papers.fedsee_theory import sizes_of
 from coterie.experiments.papers.reading import FIGURES, Cell, Finished, cell, finished_runs, further_cells
 from coterie.experiments.papers.writing import LEFT_OUT, NOT_HERE, markdown
 from coterie.experiments.workers import JobObserver
 
 SCALES = ("small", "paper")
 MAJORITY = "majority"
+WITHOUT_RUNS = ("server", "theory")
+"""Kinds that are computed in this process, without methods, settings of runs or workers."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +96,20 @@ def reproduce(
     whole = at_scale(whole, chosen)
     place = folder if folder is not None else reproduction_folder(name, scale)
     used = list(seeds) if seeds is not None else list(chosen.seeds)
-    if whole.kind == "curves":
+    if whole.kind in ("curves", "theory"):
         curves.require_matplotlib()
+    if whole.kind in WITHOUT_RUNS and settings:
+        raise ConfigError(f"{name} has no runs: it takes no settings such as {settings[0]}")
     place.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     runs: dict[str, dict[str, list[Finished]]] = {}
     if whole.kind == "server":
-        if settings:
-            raise ConfigError(f"{name} is timed, not run: it takes no settings such as {settings[0]}")
         used = used[:1]
         cells = server_times.measured(whole, chosen.config, place / "seconds.json", used[0], say)
         here = _server_setting(chosen)
+    elif whole.kind == "theory":
+        cells = panels.measured(whole, chosen.config, place / "values.json", used, say)
+        here = panels.setting_here(sizes_of(chosen.config), used)
     else:
         blocks = plan(whole, chosen)
         for number, block in enumerate(blocks, start=1):
@@ -114,6 +120,7 @@ def reproduce(
         runs = _runs(whole, place, used)
         cells = _cells(whole, runs)
         here = setting.of_runs([run for row in runs.values() for found in row.values() for run in found], used)
+    rows = _rows(whole, chosen, cells, runs)
     result = {
         "name": name,
         "title": whole.title,
@@ -122,7 +129,7 @@ def reproduce(
         "kind": whole.kind,
         "scale": scale,
         "about": chosen.about,
-        "command": _command(name, scale, used, methods, settings, workers if whole.kind != "server" else None),
+        "command": _command(name, scale, used, methods, settings, None if whole.kind in WITHOUT_RUNS else workers),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "versions": versions(),
@@ -130,11 +137,16 @@ def reproduce(
         "figures": whole.figures,
         "columns": {column: entry.title for column, entry in whole.columns.items()},
         "reported": _only_reported(reported, whole),
-        "rows": _rows(whole, chosen, cells, runs),
+        "against": whole.against,
+        "rows": rows if whole.kind != "theory" else panels.without_blanks(rows),
         "claims": judged(whole, cells),
         "setting": setting.lines(whole.setting, here),
         "notes": [*whole.notes, *chosen.notes],
     }
+    if whole.kind == "theory":
+        result["panels"] = panels.told(whole)
+        panels.draw(result, place / "figure")
+        result["picture"] = "figure.svg"
     if whole.kind == "curves":
         curves.draw(result, whole.figures, place / "figure")
         result["picture"] = "figure.svg"
@@ -165,7 +177,7 @@ def with_methods(name: str, whole: Definition, methods: Sequence[str]) -> Defini
     Raises:
         ConfigError: rows that are more than methods (variants of one method), or no such method.
     """
-    if whole.kind == "server" or len({row.variant for row in whole.rows.values()}) > 2:
+    if whole.kind in WITHOUT_RUNS or len({row.variant for row in whole.rows.values()}) > 2:
         raise ConfigError(f"the rows of {name} are not single methods; leave --methods out")
     rows: dict[str, Row] = {}
     for method in methods:
@@ -249,8 +261,8 @@ def _rows(
         here = not entry.operation and entry.method is not None and not _is_here(entry.method)
         heads = whole.variants.get(entry.variant, {}).get("federation", {}).get("head", "")
         made[row] = {
-            "title": entry.title + (" (not in the paper)" if entry.extra and whole.kind == "runs" else ""),
-            "method": entry.method or entry.operation["kind"],
+            "title": entry.title + (" (not in the paper)" if entry.extra and whole.kind in ("runs", "theory") else ""),
+            "method": entry.method or entry.operation.get("kind", ""),
             "heads": {"local": "own"}.get(heads, heads),
             "paper": {column: list(reported) for column, reported in entry.paper.items()},
             "here": cells.get(row, {}),

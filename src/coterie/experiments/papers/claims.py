@@ -98,6 +98,7 @@ def _holds(claim: Claim, values: Sequence[float]) -> bool:
     return {
         "zero": ours == 0,
         "below": ours < claim.within,
+        "above": ours > claim.within,
         "near": abs(ours - theirs) <= claim.within,
         "at-least": ours >= theirs - claim.within,
         "less": ours < theirs,

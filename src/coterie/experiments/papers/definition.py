@@ -30,7 +30,8 @@ class Column(Section):
 class Row(Section):
     """One line: a method under a variant of the settings, and what the paper reports by column.
 
-    extra: the paper has no such line. operation: of a table of server times, in place of a method.
+    extra: the paper has no such line. operation: of a table of server times, in place of a method. panel: of a page of
+    computed theory, the one that it belongs to.
     """
 
     title: str
@@ -40,16 +41,39 @@ class Row(Section):
     paper: dict[str, Mean] = Field(default_factory=dict)
     extra: bool = False
     note: str = ""
+    panel: str = ""
 
 
-Sense = Literal["less", "greater", "near", "at-least", "wider", "zero", "below"]
+class Axis(Section):
+    """How a panel is drawn: its title there, what x and y are, their scales, and the rows that are lines.
+
+    x is the column's `config: {x: ...}`.
+    """
+
+    title: str
+    x: str
+    y: str
+    x_scale: Literal["linear", "log"] = "linear"
+    y_scale: Literal["linear", "log"] = "linear"
+    rows: list[str]
+
+
+class Panel(Section):
+    """One table of a page of computed theory: the columns that its rows have; axis: None where it is not drawn."""
+
+    title: str
+    columns: list[str]
+    axis: Axis | None = None
+
+
+Sense = Literal["less", "greater", "near", "at-least", "wider", "zero", "below", "above"]
 
 
 class Claim(Section):
     """A statement of the paper about its rows, judged by the means of `figure` in each of `columns` (default: all).
 
     sense: each of `first` is less or greater than each of `second`; near it (at most `within` apart); at-least it, less
-    `within`; wider: further from it than in the column that `than` names; or alone zero, or below `within`.
+    `within`; wider: further from it than in the column that `than` names; or alone zero, below or above `within`.
     than: by column the other one in which `second` is read, by default the same row as `first`.
     untested: why it is not judged at all, in place of all these.
     """
@@ -90,13 +114,14 @@ class Definition(Section):
 
     figures: which measured figures are shown, the first beside the paper's. setting: the paper's set-up by aspect, in
     the words of `result.here`, None where the paper does not say. layer: the layer that a figure shows, as a shell
-    pattern. models: of a table of server times.
+    pattern. models: of a table of server times. against: the row from which the others' differences are told, seed by
+    seed; what the paper reports of those are differences too. panels: the tables of a page of computed theory.
     """
 
     title: str
     paper: str
     shows: str
-    kind: Literal["runs", "curves", "server"] = "runs"
+    kind: Literal["runs", "curves", "server", "theory"] = "runs"
     figures: list[str]
     setting: dict[str, str | None] = Field(default_factory=dict)
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -106,7 +131,9 @@ class Definition(Section):
     scales: dict[Annotated[str, Field(pattern="^(small|paper)$")], Scale]
     notes: list[str] = Field(default_factory=list)
     layer: str = ""
+    against: str = ""
     models: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    panels: dict[str, Panel] = Field(default_factory=dict)
 
 
 def at_scale(whole: Definition, scale: Scale) -> Definition:

@@ -13,17 +13,22 @@ from typing import Any, Literal
 from coterie.errors import ConfigError
 from coterie.experiments.build import scale_of
 from coterie.experiments.config import Config
-from coterie.experiments.folders import SUMMARY, read_config, read_lines
+from coterie.experiments.folders import PARTITION, SUMMARY, read_config, read_lines
+from coterie.experiments.papers import estimates
 from coterie.experiments.shares import dealt
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended: its settings, the content of its summary.json, and of metrics.jsonl by round."""
+    """A run that ended: its settings, the content of its summary.json, and of metrics.jsonl by round.
+
+    mixtures: by client, the shares of the tasks that it holds; empty where the task is no mixture.
+    """
 
     config: Config
     summary: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
+    mixtures: estimates.Mixtures
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,9 @@ def finished_runs(folder: Path, method: str, seeds: Sequence[int]) -> list[Finis
         summary = json.loads(place.read_text(encoding="utf-8"))
         if summary["method"] == method and summary["seed"] in seeds:
             config, _ = read_config(place.parent)
-            found[summary["seed"]] = Finished(config, summary, read_lines(place.parent / "metrics.jsonl"))
+            partition = json.loads((place.parent / PARTITION).read_text(encoding="utf-8"))
+            metrics = read_lines(place.parent / "metrics.jsonl")
+            found[summary["seed"]] = Finished(config, summary, metrics, estimates.realised(partition))
     return [found[seed] for seed in seeds if seed in found]
 
 
@@ -58,6 +65,7 @@ def cell(values: Mapping[str, float | None]) -> Cell:
     mean = sum(known) / len(known) if known else None
     std = None
     if mean is not None and len(known) > 1:
+        mean = known[0] if max(known) == min(known) else mean  # equal values have no spread, rounding or not
         std = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
     return {"mean": mean, "std": std, "values": dict(values)}
 
@@ -150,12 +158,23 @@ def _megabytes(direction: str) -> Callable[[Finished, str], float | None]:
     return pick
 
 
+def _estimate(judge: Callable[[estimates.Pairs], float | None]) -> Callable[[Finished, str], float | None]:
+    """Of the mixtures that clients' contributions show against those that they hold."""
+    return lambda run, layer: judge(estimates.pairs(estimates.estimated(run.metrics), run.mixtures))
+
+
+def _missed(run: Finished, layer: str) -> float | None:
+    return estimates.missed(estimates.estimated(run.metrics), run.mixtures)
+
+
 def _nowhere(run: Finished, layer: str) -> float | None:
     return None
 
 
 FIGURES: dict[str, Figure] = {
     "own": Figure("clients' own tests, mean over clients, %", "percent", _at("personal", "clients", "mean")),
+    "worst_50": Figure("own tests, lowest half of clients, %", "percent", _at("personal", "clients", "worst_50")),
+    "worst_25": Figure("own tests, lowest quarter, %", "percent", _at("personal", "clients", "worst_25")),
     "pooled": Figure("global model, pooled test, %", "percent", _at("global", "pooled", "accuracy")),
     "majority_own": Figure("always the own most frequent class, %", "percent", _at("majority", "own")),
     "majority_pooled": Figure("always the most frequent class, %", "percent", _at("majority", "pooled")),
@@ -176,9 +195,15 @@ FIGURES: dict[str, Figure] = {
     "last_rank": Figure("average rank after the last round", "number", _last("average_rank")),
     "rank_left": Figure("the same as a share of r", "number", _rank_left),
     "mismatch": Figure("aggregation error, relative, all layers together", "number", _at("mismatch")),
+    "mixture_error": Figure(
+        "mean absolute error of mixtures told by contributions", "number", _estimate(estimates.mean_absolute_error)
+    ),
+    "mixture_slope": Figure("slope of these estimates over the true shares", "number", _estimate(estimates.slope)),
+    "mixture_missed": Figure("share of clients whose largest task is mistaken, %", "percent", _missed),
     "megabytes_up": Figure("uploaded by a client in a round, MB", "number", _megabytes("up")),
     "megabytes_down": Figure("downloaded by a client in a round, MB", "number", _megabytes("down")),
     "seconds": Figure("seconds of a round", "seconds", _nowhere),
+    "value": Figure("value", "number", _nowhere),
 }
 """Every figure that a definition may name."""
 

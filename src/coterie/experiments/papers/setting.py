@@ -38,6 +38,18 @@ LABELS: dict[str, str] = {
     "layers": "adapted layers",
     "factors": "factors",
     "arithmetic": "arithmetic",
+    "features": "features",
+    "condition": "condition of the features",
+    "spectrum": "eigenvalues of Φ",
+    "experts": "experts",
+    "drawn": "draw of the experts",
+    "noise": "noise",
+    "mixtures": "mixtures",
+    "local": "clients' estimates",
+    "extraction": "extraction of experts",
+    "public": "public sets",
+    "clustering": "clustering",
+    "spa": "successive projection",
 }
 """Every aspect in the order of a page, and how it is called there."""
 
@@ -62,9 +74,9 @@ def of_runs(runs: Sequence[Finished], seeds: Sequence[int]) -> dict[str, str]:
     made["task"] = _joined(
         f"{task['name']}, {len(task['classes'])} classes, {task['train']} training examples" for task in tasks
     )
-    own = _joined(f"{100 * config.partition.test_fraction:g} %" for config in configs)
+    own = _joined(_own_test(config) for config in configs)
     pooled = _joined(str(task["test"]) for task in tasks)
-    made["tests"] = f"{pooled} pooled examples; {own} of each client's share as its own"
+    made["tests"] = f"{pooled} pooled examples; {own} as its own"
     made["seeds"] = ", ".join(map(str, seeds))
     return {aspect: told for aspect, told in made.items() if told != NOTHING}
 
@@ -103,9 +115,20 @@ def _optimiser(config: Config) -> str:
 
 def _partition(config: Config) -> str:
     section = config.partition
+    if section.kind == "mixture":
+        if section.alpha == 0:
+            return "one task for each client"
+        return "prescribed mixtures" if section.alpha is None else f"mixtures from Dirichlet, α = {section.alpha:g}"
     if section.kind != "dirichlet":
         return section.kind
     return f"Dirichlet over labels, β = {section.beta:g}"
+
+
+def _own_test(config: Config) -> str:
+    section = config.partition
+    if section.test_size is not None:
+        return f"{section.test_size} for each client in the proportions of what it holds"
+    return f"{100 * section.test_fraction:g} % of each client's share"
 
 
 def _heads(config: Config) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coterie.experiments.papers.reading import FIGURES
+from coterie.experiments.papers import panels
+from coterie.experiments.papers.reading import FIGURES, cell
 from coterie.report.numbers import percent
 
 NOT_HERE = "not here yet"
 LEFT_OUT = "not at this scale"
+COMPARED = ("own", "worst_50", "worst_25", "pooled")
+"""Figures of which differences from one row are told."""
 MANY = 6
 """Comparisons of a statement that are all told; of more, only those that do not hold."""
 
@@ -34,11 +37,40 @@ def tables(result: Mapping[str, Any]) -> list[str]:
     """
     if result["kind"] == "curves" and len(result["columns"]) == 1:
         return [*_by_figure(result), ""]
+    if result["kind"] == "theory":
+        return panels.tables(result)
     made: list[str] = [*_reported(result), ""] if result.get("reported") else []
+    against = result.get("against", "")
+    absolute = {**result, "rows": _without_paper(result["rows"], against)} if against else result
     for index, figure in enumerate(result["figures"]):
-        made += [f"{FIGURES[figure].heading[0].upper()}{FIGURES[figure].heading[1:]}:", ""]
-        made += [*_by_column(result, figure, with_paper=index == 0), ""]
+        heading = f"{FIGURES[figure].heading[0].upper()}{FIGURES[figure].heading[1:]}"
+        made += [f"{heading}:", "", *_by_column(absolute, figure, with_paper=index == 0), ""]
+        if against and figure in COMPARED:
+            made += [f"{heading}, method minus {result['rows'][against]['title']}, seed by seed:", ""]
+            made += [*_by_column(differences(result, figure), figure, with_paper=index == 0), ""]
     return [*made, *_marks(result)]
+
+
+def differences(result: Mapping[str, Any], figure: str) -> dict[str, Any]:
+    """The result with every other row's difference from the row `against` in place of the figure, of seeds in both."""
+    against = result["against"]
+    base = result["rows"][against]["here"]
+    rows = {}
+    for name, entry in result["rows"].items():
+        if name == against:
+            continue
+        here = {}
+        for column, found in entry["here"].items():
+            mine = found.get(figure, {}).get("values", {})
+            theirs = base.get(column, {}).get(figure, {}).get("values", {})
+            both = [seed for seed in mine if None not in (mine[seed], theirs.get(seed))]
+            here[column] = {figure: cell({seed: mine[seed] - theirs[seed] for seed in both})}
+        rows[name] = {**entry, "here": here}
+    return {**result, "rows": rows}
+
+
+def _without_paper(rows: Mapping[str, Any], but: str) -> dict[str, Any]:
+    return {name: entry if name == but else {**entry, "paper": {}} for name, entry in rows.items()}
 
 
 def claims(result: Mapping[str, Any]) -> list[str]:
@@ -64,6 +96,8 @@ def _by_column(result: Mapping[str, Any], figure: str, with_paper: bool) -> list
         heads += [f"{title}: paper", "here"] if column in beside else [title]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     for entry in result["rows"].values():
+        if not entry["state"] and not (beside and entry["paper"]) and not _any(entry, figure):
+            continue  # it has no such figure, as local training has no global model
         cells = [entry["title"]]
         if result["kind"] == "runs":
             mark = " †" if figure == "pooled" and entry["heads"] == "own" else ""
@@ -75,6 +109,11 @@ def _by_column(result: Mapping[str, Any], figure: str, with_paper: bool) -> list
             cells.append(_here(entry, column, figure, write))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _any(entry: Mapping[str, Any], figure: str) -> bool:
+    """Whether the row has the figure in some column."""
+    return any(found.get(figure, {}).get("mean") is not None for found in entry["here"].values())
 
 
 def _reported(result: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,62 @@
+"""FedSEE's Figure 9: what clients contribute to the experts, as an estimate of the mixtures that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Mixtures = Mapping[str, Mapping[str, float]]
+"""Shares by task, by client."""
+Pairs = Sequence[tuple[float, float]]
+"""(share held, share estimated)."""
+
+
+def realised(partition: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The mixtures that clients hold, from a partition.json; empty where the task is no mixture."""
+    return {one["id"]: dict(one["mixture"]["realised"]) for one in partition["clients"] if "mixture" in one}
+
+
+def estimated(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Clients' contributions brought to sum one, the mean over all rounds that tell them; empty where none does."""
+    told = [row["measures"]["contributions"] for row in metrics if "contributions" in row.get("measures", {})]
+    return {
+        client: {task: sum(one[client][task] for one in told) / len(told) for task in shares}
+        for client, shares in (told[-1] if told else {}).items()
+    }
+
+
+def pairs(estimates: Mixtures, truth: Mixtures) -> Pairs:
+    """Of every client and task that both know."""
+    return [
+        (truth[client][task], share)
+        for client, shares in estimates.items()
+        for task, share in shares.items()
+        if task in truth.get(client, {})
+    ]
+
+
+def mean_absolute_error(found: Pairs) -> float | None:
+    """None of no pairs."""
+    return sum(abs(share - held) for held, share in found) / len(found) if found else None
+
+
+def slope(found: Pairs) -> float | None:
+    """Of the least-squares line of estimates over shares; None where all shares are equal."""
+    if not found:
+        return None
+    x, y = (sum(values) / len(found) for values in zip(*found, strict=True))
+    spread = sum((held - x) ** 2 for held, _ in found)
+    return None if spread < 1e-12 else sum((held - x) * (share - y) for held, share in found) / spread
+
+
+def missed(estimates: Mixtures, truth: Mixtures) -> float | None:
+    """The share of clients whose largest estimate is of another task than their largest share; None of no clients."""
+    known = [client for client in estimates if truth.get(client)]
+    if not known:
+        return None
+    wrong = [one for one in known if _largest(estimates[one]) != _largest(truth[one])]
+    return len(wrong) / len(known)
+
+
+def _largest(shares: Mapping[str, float]) -> str:
+    return max(shares, key=lambda task: shares[task])
