@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from coterie.engines.evaluation import Evaluation, site_models
 from coterie.engines.traffic import Traffic
 from coterie.errors import CoterieError, ModelError
 from coterie.experiments.adapters import write_adapters
-from coterie.experiments.exports import export
+from coterie.experiments.exports import _mixed, export
 from coterie.experiments.observers import Silent
 from coterie.protocol import Adapter, LowRank, Model, Predict
 from coterie.training.asks import Ask, Done
@@ -140,3 +141,50 @@ def test_a_run_s_site_an_export_and_a_copy_predict_alike(clustered: tuple[Path, 
 def test_no_single_model_holds_them(clustered: tuple[Path, list[str]], tmp_path: Path) -> None:
     with pytest.raises(CoterieError, match="which no single model holds"):
         export(clustered[0], tmp_path / "merged", client="01", merged=True)
+
+
+@pytest.fixture(scope="module")
+def mixed_tasks(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path, reviews_csv: Path) -> Path:
+    """A finished FedSEE run of two tasks. Read only."""
+    content = settings(tiny_base, reviews_csv, method="fedsee", clients={"count": 2, "ranks": 2})
+    parts = [{"name": name, "task": "file", "path": str(reviews_csv), "test_fraction": 0.3} for name in ("one", "two")]
+    content["task"] = {"name": "mixture", "parts": parts}
+    content["partition"] = {"kind": "mixture", "weights": [[0.75, 0.25], [0.25, 0.75]], "minimum": 1, "test_size": 4}
+    content["server_data"] = {"public": 8}
+    content["options"] = {"steps": 5, "examples": 4, "inference": 2}
+    return coterie.run(content, tmp_path_factory.mktemp("runs") / "mixed", Silent()).folder
+
+
+def test_the_static_fallback_is_the_experts_in_the_shares_that_the_client_contributed(
+    mixed_tasks: Path, tmp_path: Path
+) -> None:
+    export(mixed_tasks, tmp_path / "static", client="00", static=True)
+    routed = load_routed(mixed_tasks / "adapters" / "client-00").model
+    last = json.loads((mixed_tasks / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    shares = last["measures"]["contributions"]["00"]
+    assert set(shares) == {"one", "two"} and sum(shares.values()) == pytest.approx(1)
+    found = load_peft(tmp_path / "static").adapter
+    for layer, experts in routed["experts"].items():
+        products = [share * experts.expert(m).dense() for m, share in enumerate(shares.values())]
+        wanted = sum(products) + routed["shared"][layer].dense()
+        torch.testing.assert_close(found[layer].dense(), wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_experts_that_a_client_may_not_use_have_no_share_in_the_static_fallback() -> None:
+    one = term()
+    allowed = torch.ones(one.experts, dtype=torch.bool)
+    allowed[0] = False
+    shares = [0.5] + [0.5 / (one.experts - 1)] * (one.experts - 1)
+    found = _mixed(replace(one, allowed=allowed, outputs=None), shares)
+    wanted = sum(one.expert(m).dense() for m in range(1, one.experts)) / (one.experts - 1)
+    torch.testing.assert_close(found.dense(), wanted)
+
+
+def test_a_static_fallback_without_shares_or_experts_is_refused(
+    clustered: tuple[Path, list[str]], mixed_tasks: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CoterieError, match="does not tell in which shares client 00"):
+        export(clustered[0], tmp_path / "x", client="00", static=True)
+    with pytest.raises(CoterieError, match="--static excludes --merged"):
+        export(mixed_tasks, tmp_path / "x", client="00", static=True, merged=True)
+    assert not (tmp_path / "x").exists()

@@ -41,7 +41,7 @@ from coterie.algorithms.expert_pool import (
     trained_bytes,
     trained_parts,
 )
-from coterie.algorithms.extraction import extracted, public_tasks
+from coterie.algorithms.extraction import PUBLIC, extracted, public_tasks
 from coterie.algorithms.factors import (
     check_adapter,
     factor_bytes,
@@ -225,7 +225,8 @@ class FedSEE(Algorithm):
 
     def measures(self, state: State, federation: Federation, seen: Mapping[str, Any]) -> dict[str, Any]:
         columns = {name: column / column.sum().clamp(min=1e-12) for name, column in state.contributions.items()}
-        told = {name: dict(zip(state.tasks, column.tolist(), strict=True)) for name, column in columns.items()}
+        tasks = [task.removeprefix(PUBLIC) for task in state.tasks]
+        told = {name: dict(zip(tasks, column.tolist(), strict=True)) for name, column in columns.items()}
         largest = [max(shares.values()) for shares in told.values()]
         return {"concentration": sum(largest) / len(largest), "contributions": told} if largest else {}
 

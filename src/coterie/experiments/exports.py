@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from coterie.adapters.inject import eject
 from coterie.adapters.mixture_folder import is_mixture, load_mixture, save_mixture
 from coterie.adapters.peft_folder import PeftFolder, load_peft, save_peft
-from coterie.adapters.routed_folder import is_routed, load_routed, routed_terms, save_routed
+from coterie.adapters.routed_folder import RoutedFolder, is_routed, load_routed, routed_terms, save_routed
 from coterie.errors import ConfigError, ModelError, RunError, nearest
-from coterie.experiments.adapters import GLOBAL
+from coterie.experiments.adapters import GLOBAL, flattened
 from coterie.experiments.bases import model_place, open_base
-from coterie.experiments.folders import ADAPTERS, SUMMARY, read_config
+from coterie.experiments.folders import ADAPTERS, SUMMARY, read_config, read_lines
 from coterie.maths.keys import root_key
-from coterie.protocol import Adapter, BaseLog
+from coterie.protocol import Adapter, BaseLog, LowRank, Model, Routed
 
 LANGUAGE = "CAUSAL_LM"
 """PEFT's name of the task of language models."""
 
 
-def export(run: str | Path, destination: str | Path, *, client: str | None = None, merged: bool = False) -> None:
+def export(
+    run: str | Path, destination: str | Path, *, client: str | None = None, merged: bool = False, static: bool = False
+) -> None:
     """Writes the global adapter of a finished run, or a client's, to a new folder.
 
     merged: a model in the transformers format with the adapter added to its weights, head and tokeniser
-    included, instead of a PEFT folder.
+    included, instead of a PEFT folder. static: of a model with routed experts, one PEFT folder in which every input
+    gets the experts in the shares that the client contributed to them (FedSEE's c̃), beside what is not routed.
 
     Raises:
-        ConfigError: no run, a run that is not finished, or no such model in it.
+        ConfigError: no run, a run that is not finished, or no such model in it; `static` of what is not routed, or of
+            a method that tells no shares.
         ModelError: a destination that holds something else, an adapter or base model that is damaged, or merging
             into a base that the run quantised.
         RunError: the disk refuses.
     """
     source, target = adapter_folder(Path(run), client), Path(destination)
+    if static and (merged or not is_routed(source)):
+        reason = "excludes --merged" if merged else f"is for routed experts, and {source} has none; leave it out"
+        raise ConfigError(f"--static {reason}")
     if merged:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(f"{target} is there already; name a new folder")
@@ -60,11 +70,51 @@ def export(run: str | Path, destination: str | Path, *, client: str | None = Non
     if is_routed(source):
         found = load_routed(source)
         routed = routed_terms(found.model)
+        if static:
+            shares = _shares(Path(run), source.name.removeprefix("client-"))
+            write(target, flattened(_in_shares(found.model, shares), BaseLog(), source.name), _any_part(found))
+            return
         plain = {name: found.parts[name].adapter for name in found.model.terms if name not in routed}
         save_routed(target, routed, plain, lambda part, adapter: write(target / part, adapter, found.parts[part]))
         return
     held = load_peft(source)
     write(target, held.adapter, held)
+
+
+def _shares(run: Path, client: str) -> list[float]:
+    """What a client contributed to each expert in the end, in their order.
+
+    Raises:
+        ConfigError: a method that does not tell.
+    """
+    rows = read_lines(run / "metrics.jsonl")
+    told = rows[-1].get("measures", {}).get("contributions", {}) if rows else {}
+    if client not in told:
+        raise ConfigError(f"{run}: its method does not tell in which shares client {client} is to use its experts")
+    return list(told[client].values())
+
+
+def _in_shares(model: Model, shares: Sequence[float]) -> Model:
+    """The model with each routed term as the mixture of its experts in these shares, whatever the input."""
+    mixed = {
+        name: {layer: _mixed(term, shares) for layer, term in layers.items()}
+        for name, layers in routed_terms(model).items()
+    }
+    return Model(**model.terms | mixed)
+
+
+def _mixed(term: Routed, shares: Sequence[float]) -> LowRank:
+    """s sum_m c_m B_m A_m over the allowed experts, c their shares of one; of rank r where A is common, else M r."""
+    allowed = [share if term.allowed is None or bool(term.allowed[m]) else 0.0 for m, share in enumerate(shares)]
+    weighed = [share / sum(allowed) * B for share, B in zip(allowed, term.B, strict=True)]
+    if len(term.A) == 1:
+        return LowRank(torch.stack(weighed).sum(dim=0), term.A[0], term.scale)
+    return LowRank(torch.cat(weighed, dim=-1), torch.cat(term.A, dim=-2), term.scale)
+
+
+def _any_part(found: RoutedFolder) -> PeftFolder:
+    """One of the folder's adapters, which all name the same base, head and labels."""
+    return next(iter(found.parts.values()))
 
 
 def adapter_folder(run: Path, client: str | None) -> Path:
