@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from coterie.experiments.papers.estimates import estimated, mean_absolute_error, missed, pairs, realised, slope
+import coterie
+from coterie.experiments.observers import Silent
+from coterie.experiments.papers.estimates import estimated, mean_absolute_error, missed, pairs, requested, slope
+from coterie.experiments.papers.reading import FIGURES, finished_runs
 
-TRUTH = {"a": {"x": 1.0, "y": 0.0}, "b": {"x": 0.25, "y": 0.75}}
+TRUTH = {"a": {"x": 1.0}, "b": {"x": 0.25, "y": 0.75}}
+"""As a partition.json has it: without the tasks of which a client has nothing."""
+WHOLE = {"a": {"x": 1.0, "y": 0.0}, "b": {"x": 0.25, "y": 0.75}}
 
 
-def _rows(*told: dict[str, dict[str, float]]) -> list[dict[str, object]]:
-    return [{"measures": {"contributions": one}} for one in told]
+def _rows(*told: dict[str, dict[str, float]], phase: str = "main") -> list[dict[str, object]]:
+    return [{"phase": phase, "measures": {"contributions": one}} for one in told]
 
 
-def test_estimates_are_means_over_the_rounds_that_tell_them() -> None:
-    first = {"a": {"x": 0.5, "y": 0.5}}
-    second = {"a": {"x": 1.0, "y": 0.0}}
-    assert estimated([{"measures": {}}, {}, *_rows(first, second)]) == {"a": {"x": 0.75, "y": 0.25}}
+def test_estimates_are_means_over_the_main_rounds_that_tell_of_the_client() -> None:
+    first, second = {"a": {"x": 0.5, "y": 0.5}}, {"a": {"x": 1.0, "y": 0.0}, "b": {"x": 0.0, "y": 1.0}}
+    silent = [{"phase": "main", "measures": {}}, {"phase": "main"}, *_rows({"a": {"x": 0.0, "y": 1.0}}, phase="init")]
+    assert estimated([*silent, *_rows(first, second)]) == {"a": {"x": 0.75, "y": 0.25}, "b": {"x": 0.0, "y": 1.0}}
     assert estimated([]) == {}
 
 
 def test_true_estimates_have_no_error_and_slope_one() -> None:
-    found = pairs(estimated(_rows(TRUTH)), TRUTH)
+    found = pairs(estimated(_rows(WHOLE)), TRUTH)
+    assert sorted(found) == [(0.0, 0.0), (0.25, 0.25), (0.75, 0.75), (1.0, 1.0)]
     assert mean_absolute_error(found) == 0.0
     assert slope(found) == pytest.approx(1.0)
-    assert missed(TRUTH, TRUTH) == 0.0
+    assert missed(WHOLE, TRUTH) == 0.0
+
+
+def test_pure_clients_have_a_slope_too() -> None:
+    found = pairs({"a": {"x": 0.75, "y": 0.25}, "b": {"x": 0.25, "y": 0.75}}, {"a": {"x": 1.0}, "b": {"y": 1.0}})
+    assert slope(found) == pytest.approx(0.5)
 
 
 def test_estimates_halfway_to_uniform_have_half_the_slope() -> None:
-    half = {client: {task: 0.5 * share + 0.25 for task, share in own.items()} for client, own in TRUTH.items()}
+    half = {client: {task: 0.5 * share + 0.25 for task, share in own.items()} for client, own in WHOLE.items()}
     found = pairs(half, TRUTH)
     assert slope(found) == pytest.approx(0.5)
     assert mean_absolute_error(found) == pytest.approx((0.25 + 0.25 + 0.125 + 0.125) / 4)
@@ -44,6 +57,28 @@ def test_what_is_not_known_is_none() -> None:
     assert pairs({"c": {"x": 1.0}}, TRUTH) == []
 
 
-def test_mixtures_are_those_that_partition_json_calls_realised() -> None:
-    partition = {"clients": [{"id": "a", "mixture": {"realised": {"x": 1.0}}}, {"id": "b"}]}
-    assert realised(partition) == {"a": {"x": 1.0}}
+def test_mixtures_are_those_that_the_partitioner_wanted() -> None:
+    one = {"id": "a", "mixture": {"requested": {"x": 1.0}, "realised": {"x": 0.9, "y": 0.1}}}
+    assert requested({"clients": [one, {"id": "b"}]}) == {"a": {"x": 1.0}}
+
+
+def test_a_run_of_fedsee_has_all_three_figures(tmp_path: Path, tiny_base: Path, reviews_csv: Path) -> None:
+    part = {"task": "file", "path": str(reviews_csv), "test_fraction": 0.3}
+    content = {
+        "method": "fedsee",
+        "rounds": 2,
+        "task": {"name": "mixture", "parts": [{"name": "one", **part}, {"name": "two", **part}]},
+        "model": {"base": str(tiny_base), "targets": ["query", "value"]},
+        "clients": {"count": 2, "ranks": 2},
+        "partition": {"kind": "mixture", "alpha": 0, "minimum": 1, "test_size": 4},
+        "server_data": {"public": 8},
+        "train": {"steps": 2, "batch_size": 4},
+        "options": {"steps": 5, "examples": 4},
+    }
+    coterie.run(content, tmp_path / "runs" / "fedsee-seed0", Silent())
+    (run,) = finished_runs(tmp_path / "runs", "fedsee", [0])
+    assert len(pairs(estimated(run.metrics), run.mixtures)) == 4
+    found = [FIGURES[name].pick(run, "") for name in ("mixture_error", "mixture_slope", "mixture_missed")]
+    assert all(value is not None for value in found)
+    error, steep, _ = found
+    assert error == pytest.approx((1 - steep) / 2)  # of two pure clients whose columns balance, one number says it all

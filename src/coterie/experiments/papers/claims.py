@@ -56,7 +56,7 @@ def _compared(
     """Whether one comparison agrees on average, in each seed, and in words; None where a figure is not there."""
     other = claim.than.get(column, column)
     places = [(first, column), (second, other)]
-    if claim.sense == "wider":
+    if claim.sense in ("wider", "gains"):
         places = [(first, column), (second, column), (first, other), (second, other)]
     found = [_cell(cells, row, place, claim.figure) for row, place in places]
     known = [each for each in found if each is not None]
@@ -91,10 +91,12 @@ def _cell(cells: Cells, row: str, column: str, figure: str) -> Cell | None:
 
 
 def _holds(claim: Claim, values: Sequence[float]) -> bool:
-    """values: of first and second; of `wider`, of both in the column and then in the other one."""
+    """values: of first and second; of `wider` and `gains`, of both in the column and then in the other one."""
     ours, theirs = values[0], values[1]
     if claim.sense == "wider":
         return abs(ours - theirs) > abs(values[2] - values[3])
+    if claim.sense == "gains":
+        return ours - theirs > values[2] - values[3]
     return {
         "zero": ours == 0,
         "below": ours < claim.within,

@@ -11,27 +11,35 @@ Pairs = Sequence[tuple[float, float]]
 """(share held, share estimated)."""
 
 
-def realised(partition: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The mixtures that clients hold, from a partition.json; empty where the task is no mixture."""
-    return {one["id"]: dict(one["mixture"]["realised"]) for one in partition["clients"] if "mixture" in one}
+def requested(partition: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The mixtures that the partitioner wanted for clients, from a partition.json; empty where the task is no mixture.
+
+    They are what the paper compares with: its section B.7 speaks of the proportions that the partitioner used. Tasks
+    of which a client was to have nothing are left out.
+    """
+    return {one["id"]: dict(one["mixture"]["requested"]) for one in partition["clients"] if "mixture" in one}
 
 
-def estimated(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Clients' contributions brought to sum one, the mean over all rounds that tell them; empty where none does."""
-    told = [row["measures"]["contributions"] for row in metrics if "contributions" in row.get("measures", {})]
+def estimated(metrics: Sequence[Mapping[str, Any]], phase: str = "main") -> dict[str, dict[str, float]]:
+    """Clients' contributions brought to sum one, the mean over the phase's rounds that tell of the client."""
+    told: dict[str, list[Mapping[str, float]]] = {}
+    for row in metrics:
+        if row["phase"] == phase:
+            for client, shares in row.get("measures", {}).get("contributions", {}).items():
+                told.setdefault(client, []).append(shares)
     return {
-        client: {task: sum(one[client][task] for one in told) / len(told) for task in shares}
-        for client, shares in (told[-1] if told else {}).items()
+        client: {task: sum(one[task] for one in rounds) / len(rounds) for task in rounds[0]}
+        for client, rounds in told.items()
     }
 
 
 def pairs(estimates: Mixtures, truth: Mixtures) -> Pairs:
-    """Of every client and task that both know."""
+    """Of every estimate for a client whose truth is known; a task that the truth leaves out is held by zero."""
     return [
-        (truth[client][task], share)
+        (truth[client].get(task, 0.0), share)
         for client, shares in estimates.items()
+        if client in truth
         for task, share in shares.items()
-        if task in truth.get(client, {})
     ]
 
 

@@ -22,7 +22,7 @@ from coterie.experiments.shares import dealt
 class Finished:
     """A run that ended: its settings, the content of its summary.json, and of metrics.jsonl by round.
 
-    mixtures: by client, the shares of the tasks that it holds; empty where the task is no mixture.
+    mixtures: by client, the shares of tasks that it was to have; empty where the task is no mixture.
     """
 
     config: Config
@@ -55,7 +55,7 @@ def finished_runs(folder: Path, method: str, seeds: Sequence[int]) -> list[Finis
             config, _ = read_config(place.parent)
             partition = json.loads((place.parent / PARTITION).read_text(encoding="utf-8"))
             metrics = read_lines(place.parent / "metrics.jsonl")
-            found[summary["seed"]] = Finished(config, summary, metrics, estimates.realised(partition))
+            found[summary["seed"]] = Finished(config, summary, metrics, estimates.requested(partition))
     return [found[seed] for seed in seeds if seed in found]
 
 
@@ -159,7 +159,7 @@ def _megabytes(direction: str) -> Callable[[Finished, str], float | None]:
 
 
 def _estimate(judge: Callable[[estimates.Pairs], float | None]) -> Callable[[Finished, str], float | None]:
-    """Of the mixtures that clients' contributions show against those that they hold."""
+    """Of the mixtures that clients' contributions show against those that were drawn for them."""
     return lambda run, layer: judge(estimates.pairs(estimates.estimated(run.metrics), run.mixtures))
 
 
