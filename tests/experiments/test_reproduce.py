@@ -20,7 +20,7 @@ from coterie.experiments import reproduce as module
 from coterie.experiments.config import load, resolve
 from coterie.experiments.methods import algorithm
 from coterie.experiments.papers import curves
-from coterie.experiments.papers.claims import judged
+from coterie.experiments.papers.claims import _holds, judged
 from coterie.experiments.papers.definition import at_scale, definition, names
 from coterie.experiments.papers.reading import FIGURES, cell
 from coterie.experiments.papers.server_times import random_factors, server_step
@@ -34,7 +34,7 @@ SIZES = [(3, 4), (10, 4), (20, [2, 4, 16])]
 """Clients and ranks of FedPA-LoRA's tables."""
 ALL = [
     *("fedpa/figure1", "fedpa/table1", "fedpa/table11", "fedpa/table2", "fedpa/table4"),
-    *("fedsee/table11", "fedsee/table2", "fedsee/theory"),
+    *("fedsee/geometry", "fedsee/table11", "fedsee/table2", "fedsee/theory"),
     *("sefora/figure1", "sefora/figure2", "sefora/table2", "sefora/table3"),
 ]
 
@@ -212,6 +212,13 @@ def test_a_row_without_method_is_left_out_where_it_has_no_figure() -> None:
     ours = {"title": "ours", "method": "x", "heads": "own", "paper": {}, "here": own} | EMPTY
     result = {"kind": "runs", "columns": {"a": "column"}, "figures": ["own"], "rows": {"o": ours, "m": majority}}
     assert "majority" not in "\n".join(tables(result))
+
+
+def test_a_gain_that_turns_into_a_loss_does_not_grow() -> None:
+    values = [0.0, 0.03, 0.01, 0.0]  # 3 points below, where it was 1 above
+    claim = definition("fedsee/table2").claims[3]
+    assert claim.sense == "gains" and not _holds(claim, values)
+    assert _holds(claim, [0.03, 0.0, 0.01, 0.0])
 
 
 def test_the_setting_says_line_by_line_what_differs() -> None:

@@ -1,4 +1,4 @@
-"""The command line: partition, run, resume, compare, report, reproduce, export, predict, list, assets.
+"""The command line: partition, run, resume, compare, report, reproduce, export, predict, compress, list, assets.
 
 What takes long to import (torch, transformers) is imported by the commands that need it, so that help comes at once.
 """
@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.compare import compare
+from coterie.cli.compress import compress
 from coterie.cli.endings import resumable
 from coterie.cli.partition import partition
 from coterie.cli.predict import predict
@@ -125,6 +126,9 @@ def export(
     client: Annotated[str | None, typer.Option(help="The model of this client.")] = None,
     global_: Annotated[bool, typer.Option("--global", help="The model of all clients together (the default).")] = False,
     merged: Annotated[bool, typer.Option(help="A plain model with the adapter added to its weights.")] = False,
+    static: Annotated[
+        bool, typer.Option(help="Of routed experts, one adapter with them in the client's own shares.")
+    ] = False,
 ) -> None:
     """Copy a finished run's adapter, as PEFT reads it, or a whole model with --merged."""
     from coterie.errors import ConfigError
@@ -132,11 +136,12 @@ def export(
 
     if client is not None and global_:
         raise ConfigError("--client and --global exclude each other; leave one out")
-    copy(run, destination, client=client, merged=merged)
+    copy(run, destination, client=client, merged=merged, static=static)
     print(f"{destination}: {'a whole model' if merged else 'an adapter for PEFT'}")
 
 
 app.command()(predict)
+app.command()(compress)
 
 
 @app.command(name="list")

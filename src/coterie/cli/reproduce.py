@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +50,7 @@ def reproduce(
 
         Console().print(_listing({each: definition(each) for each in names()}))
         return
+    from coterie.cli.compress import stage_watcher
     from coterie.cli.endings import ends_when_told, resumable
     from coterie.cli.progress import comparison_watcher
     from coterie.experiments.compare import read_list, read_seeds
@@ -59,7 +61,9 @@ def reproduce(
     if "=" in name:
         raise ConfigError(f"{name!r} is a setting; the name comes first, such as coterie reproduce fedpa/table2 {name}")
     place = out or reproduction_folder(name, scale)
-    with resumable(place, "coterie reproduce with the same arguments"), ends_when_told():
+    stages = stage_watcher()
+    with resumable(place, "coterie reproduce with the same arguments"), ends_when_told(), ExitStack() as leaving:
+        leaving.callback(stages.end)
         found = compute(
             name,
             scale=scale,
@@ -70,6 +74,7 @@ def reproduce(
             workers=workers,
             watcher=comparison_watcher,
             say=lambda text: print(text, file=sys.stderr, flush=True),
+            advance=stages.at,
         )
     print("\n".join([f"{found.result['title']} ({found.result['paper']})", "", *tables(found.result)]))
     print("\n".join(claims(found.result)))

@@ -48,7 +48,7 @@ def base_for(task: Task, model: ModelSection, head_key: Key) -> Base:
 
 
 def check_method(traits: Traits, base: Base) -> None:
-    """Refuse a method that patches the base where an adapted layer is quantised, which can hold no patch.
+    """Refuse a method that patches the base where an adapted layer is quantised or factored, and can hold no patch.
 
     Raises:
         ModelError: naming method, layer and the way out.
@@ -60,6 +60,12 @@ def check_method(traits: Traits, base: Base) -> None:
             f"{traits.title} changes the base model's weights, and layer {layer} is quantised ({kind}), so nothing can "
             "be merged into it; load the base unquantised (model.quantization=null), or choose a method that leaves "
             "the base alone"
+        )
+    if traits.changes_base and base.factored:
+        raise ModelError(
+            f"{traits.title} changes the base model's weights, and layer {base.factored[0]} of this compressed base "
+            "holds two factors, so nothing can be merged into it; take the model that it was compressed from, or a "
+            "method that leaves the base alone"
         )
 
 

@@ -100,7 +100,7 @@ def _in_shares(model: Model, shares: Sequence[float]) -> Model:
         name: {layer: _mixed(term, shares) for layer, term in layers.items()}
         for name, layers in routed_terms(model).items()
     }
-    return Model(**model.terms | mixed)
+    return Model(**{**model.terms, **mixed})  # type: ignore[arg-type]
 
 
 def _mixed(term: Routed, shares: Sequence[float]) -> LowRank:

@@ -22,7 +22,7 @@ from coterie.experiments.compare import compare
 from coterie.experiments.config import merged
 from coterie.experiments.folders import json_text, versions, write_whole
 from coterie.experiments.methods import method_class, short_name
-from coterie.experiments.papers import curves, panels, server_times, setting
+from coterie.experiments.papers import curves, fedsee_geometry, fedsee_geometry_pictures, panels, server_times, setting
 from coterie.experiments.papers.claims import judged
 from coterie.experiments.papers.definition import Column, Definition, Row, Scale, at_scale, definition, names
 from coterie.experiments.papers.fedsee_theory import sizes_of
@@ -32,8 +32,10 @@ from coterie.experiments.workers import JobObserver
 
 SCALES = ("small", "paper")
 MAJORITY = "majority"
-WITHOUT_RUNS = ("server", "theory")
-"""Kinds that are computed in this process, without methods, settings of runs or workers."""
+WITHOUT_RUNS = ("server", "theory", "geometry")
+"""Kinds that are computed in this process, without methods or workers; all but the last without settings of runs."""
+PANELLED = ("theory", "geometry")
+"""Kinds whose page has a table for each panel."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,13 @@ def reproduce(
     workers: int = 1,
     watcher: Callable[[], JobObserver],
     say: Callable[[str], None] = lambda text: None,
+    advance: fedsee_geometry.Advance = lambda what, done, total: None,
 ) -> Reproduced:
     """Computes a table or figure and writes result.json, result.md and, of a figure, figure.svg and figure.png.
 
     seeds: by default the definition's. methods: rows in place of the definition's, by name; others are run with
     averaged heads. settings: `dotted.key=value` over every run's. watcher: makes the observer of each comparison.
+    say: told of parts that begin or end; advance: of what is trained without a run, how much is done and of how much.
 
     Raises:
         ConfigError: no such name, scale or method, or a folder that holds runs of other settings.
@@ -96,12 +100,13 @@ def reproduce(
     whole = at_scale(whole, chosen)
     place = folder if folder is not None else reproduction_folder(name, scale)
     used = list(seeds) if seeds is not None else list(chosen.seeds)
-    if whole.kind in ("curves", "theory"):
+    if whole.kind in ("curves", *PANELLED):
         curves.require_matplotlib()
-    if whole.kind in WITHOUT_RUNS and settings:
+    if whole.kind in ("server", "theory") and settings:
         raise ConfigError(f"{name} has no runs: it takes no settings such as {settings[0]}")
     place.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
+    geometry: fedsee_geometry.Geometry | None = None
     runs: dict[str, dict[str, list[Finished]]] = {}
     if whole.kind == "server":
         used = used[:1]
@@ -110,6 +115,9 @@ def reproduce(
     elif whole.kind == "theory":
         cells = panels.measured(whole, chosen.config, place / "values.json", used, say)
         here = panels.setting_here(sizes_of(chosen.config), used)
+    elif whole.kind == "geometry":
+        geometry = fedsee_geometry.measured(whole, chosen.config, settings, place, used, advance)
+        cells, here = geometry.cells, geometry.here
     else:
         blocks = plan(whole, chosen)
         for number, block in enumerate(blocks, start=1):
@@ -120,7 +128,11 @@ def reproduce(
         runs = _runs(whole, place, used)
         cells = _cells(whole, runs)
         here = setting.of_runs([run for row in runs.values() for found in row.values() for run in found], used)
+    judging = whole
+    if geometry is not None and geometry.void:
+        judging = fedsee_geometry.unjudged(whole, geometry.void)
     rows = _rows(whole, chosen, cells, runs)
+    rows = panels.without_blanks(rows) if whole.kind in PANELLED else rows
     result = {
         "name": name,
         "title": whole.title,
@@ -138,15 +150,19 @@ def reproduce(
         "columns": {column: entry.title for column, entry in whole.columns.items()},
         "reported": _only_reported(reported, whole),
         "against": whole.against,
-        "rows": rows if whole.kind != "theory" else panels.without_blanks(rows),
-        "claims": judged(whole, cells),
+        "rows": rows,
+        "claims": judged(judging, cells),
         "setting": setting.lines(whole.setting, here),
         "notes": [*whole.notes, *chosen.notes],
     }
-    if whole.kind == "theory":
+    if whole.kind in PANELLED:
         result["panels"] = panels.told(whole)
-        panels.draw(result, place / "figure")
         result["picture"] = "figure.svg"
+    if whole.kind == "theory":
+        panels.draw(result, place / "figure")
+    if geometry is not None:
+        result["void"] = geometry.void
+        fedsee_geometry_pictures.draw(geometry.drawn, rows, place / "figure")
     if whole.kind == "curves":
         curves.draw(result, whole.figures, place / "figure")
         result["picture"] = "figure.svg"
@@ -261,7 +277,7 @@ def _rows(
         here = not entry.operation and entry.method is not None and not _is_here(entry.method)
         heads = whole.variants.get(entry.variant, {}).get("federation", {}).get("head", "")
         made[row] = {
-            "title": entry.title + (" (not in the paper)" if entry.extra and whole.kind in ("runs", "theory") else ""),
+            "title": entry.title + (" (not in the paper)" if entry.extra and whole.kind in ("runs", *PANELLED) else ""),
             "method": entry.method or entry.operation.get("kind", ""),
             "heads": {"local": "own"}.get(heads, heads),
             "paper": {column: list(reported) for column, reported in entry.paper.items()},

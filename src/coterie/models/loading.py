@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from coterie.adapters.inject import Slots, inject
+from coterie.compress.factored import FactoredLinear
+from coterie.compress.folder import finish, is_compressed, read_notes, reading
 from coterie.errors import ModelError
 from coterie.maths.keys import Key, root_key
 from coterie.models.hub import require_reachable
@@ -71,33 +73,45 @@ class Base:
 
     @property
     def quantised(self) -> list[str]:
-        """The adapted layers that hold no plain matrix: no patch can be merged into them, and they give no weights."""
-        return [name for name, slot in self.slots.layers.items() if plain_weight(slot.base) is None]
+        """The adapted layers that hold no numbers as they stand: they take no patch and give no weights."""
+        return [
+            name
+            for name, slot in self.slots.layers.items()
+            if plain_weight(slot.base) is None and not isinstance(slot.base, FactoredLinear)
+        ]
+
+    @property
+    def factored(self) -> list[str]:
+        """The adapted layers that hold two factors: they take no patch, and `weight` gives the factors."""
+        return [name for name, slot in self.slots.layers.items() if isinstance(slot.base, FactoredLinear)]
 
     @property
     def version(self) -> int:
         """How many patches the weights hold."""
         return self.patches.log.version
 
-    def weight(self, name: str) -> Tensor:
-        """W of an adapted layer, (d_out, d_in), patches included; a copy on the CPU, float32 or float64.
+    def weight(self, name: str) -> Tensor | tuple[Tensor, Tensor]:
+        """W of an adapted layer, (d_out, d_in), patches included; U (d_out, k) and V (k, d_in) of a factored one.
+
+        Copies on the CPU, float32 or float64.
 
         Raises:
             ModelError: no adapted layer of that name, or one that is quantised.
         """
         if name not in self.layers:
             raise ModelError(f"{name!r} is no adapted layer of this base")
+        linear = self.slots.layers[name].base
+        if isinstance(linear, FactoredLinear):
+            return _copied(linear.U), _copied(linear.V)
         stored = self.patches.current.get(name)
-        value = self._plain(name, "weights") if stored is None else stored
-        wide = torch.float64 if value.dtype == torch.float64 else torch.float32
-        return value.detach().to("cpu", wide, copy=True)
+        return _copied(self._plain(name, "weights") if stored is None else stored)
 
     def set_log(self, log: BaseLog) -> None:
         """Make the weights W_0 + the patches of `log`, in order; the same bits by whatever path one gets there.
 
         Raises:
-            ModelError: a patch for a layer that is not adapted here, is quantised, or has another shape; nothing has
-                changed then.
+            ModelError: a patch for a layer that is not adapted here, is quantised or factored, or has another shape;
+                nothing has changed then.
         """
         for name in {name for patch in log.patches for name in layers_of(patch) if name in self.layers}:
             self._plain(name, "merge")
@@ -136,6 +150,11 @@ class Base:
         plain = plain_weight(linear)
         if plain is not None:
             return plain
+        if isinstance(linear, FactoredLinear):
+            raise ModelError(
+                f"never merge into a compressed base: layer {name} holds factors of rank {linear.inner}; train cores "
+                "or adapters on it, or take the model that it was compressed from"
+            )
         what = f"layer {name} is a {type(linear).__name__}, which holds no plain matrix"
         if purpose == "merge":
             raise ModelError(f"never merge into a quantised base: {what}; export the adapter instead")
@@ -252,10 +271,35 @@ def from_language_network(
     _frozen(network, tokenizer, attention, missing)
     layers = select_layers(network, targets)
     output = output_layer(network)
-    if output is None or not _is_causal(network):
+    if output is None or not is_language_network(network):
         raise ModelError(f"{type(network).__name__} is no causal language model; choose a decoder, such as smollm2")
     hashed = digest(network)
     return Base(network, tokenizer, layers, {}, hashed, inject(network, layers, (), output), _inputs(network))
+
+
+def load_whole(name_or_path: str | Path, dtype: str = "float32") -> tuple[nn.Module, Any]:
+    """A network of the class that its configuration names, frozen and in eval mode, without slots; its tokeniser.
+
+    What a compressor takes: a causal language model, an encoder, or a classifier with its head.
+
+    Raises:
+        ModelError: as `load_base`, or weights that no file gives.
+    """
+    import transformers
+
+    name = str(name_or_path)
+    require_reachable(name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+    except Exception as error:  # as in `_load`
+        raise ModelError(_cannot_load(name, error)) from error
+    named = (getattr(config, "architectures", None) or ["AutoModel"])[0]
+    network, tokenizer, missing = _load(getattr(transformers, named, transformers.AutoModel), name, "eager", dtype)
+    # An encoder's checkpoint may lack a pooler, which nothing here asks for.
+    lacking = [parameter for parameter in missing if not parameter.startswith("pooler.")]
+    if lacking:
+        raise ModelError(f"{name!r} is no whole model: its files give no {lacking[0]}")
+    return network.eval().requires_grad_(False), tokenizer
 
 
 def _load(auto: Any, name: str, attention: str, dtype: str, **options: Any) -> tuple[nn.Module, Any, list[str]]:
@@ -263,6 +307,8 @@ def _load(auto: Any, name: str, attention: str, dtype: str, **options: Any) -> t
     from transformers import AutoTokenizer
 
     require_reachable(name)
+    if is_compressed(name):
+        return _load_compressed(auto, name, attention, dtype, **options)
     with _quiet(), torch.random.fork_rng(devices=[]):
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
@@ -278,6 +324,33 @@ def _load(auto: Any, name: str, attention: str, dtype: str, **options: Any) -> t
             raise ModelError(_cannot_load(name, error)) from error
     keep_trainable(network)
     return network, tokenizer, sorted(report["missing_keys"])
+
+
+def _load_compressed(
+    auto: Any, name: str, attention: str, dtype: str, **options: Any
+) -> tuple[nn.Module, Any, list[str]]:
+    """As `_load`, of a folder that `coterie compress` wrote."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    if "quantization_config" in options:
+        raise ModelError(f"{name!r} is compressed: its factors are not quantised as well; leave model.quantization out")
+    notes = read_notes(name)
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            settings = AutoConfig.from_pretrained(name)
+            kind = auto._model_mapping[type(settings)] if hasattr(auto, "_model_mapping") else auto
+            network, report = reading(kind, notes).from_pretrained(  # type: ignore[attr-defined]
+                name,
+                attn_implementation=attention,
+                dtype=DTYPES[dtype],
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
+            return network, tokenizer, finish(network, kind, notes, report)
+        except Exception as error:  # as in `_load`
+            raise ModelError(_cannot_load(name, error)) from error
 
 
 def _frozen(network: nn.Module, tokenizer: Any, attention: str | None, missing: Sequence[str]) -> float:
@@ -308,6 +381,11 @@ def _unquantised(network: nn.Module, heads: Sequence[str]) -> None:
             setattr(network.get_submodule(parent), child, fresh.to(like.device, like.dtype).requires_grad_(False))
 
 
+def is_language_network(network: nn.Module) -> bool:
+    """Whether this predicts the next token, of which it sees nothing."""
+    return output_layer(network) is not None and _is_causal(network)
+
+
 def _is_causal(network: nn.Module) -> bool:
     """Whether no earlier token's prediction has a gradient by the last token's embedding.
 
@@ -330,6 +408,12 @@ def _is_causal(network: nn.Module) -> bool:
     finally:
         hook.remove()
     return bool(grad[:, -1].abs().max() <= 1e-6 * grad.abs().max())
+
+
+def _copied(value: Tensor) -> Tensor:
+    """A copy on the CPU in float32, or float64 where it is that."""
+    wide = torch.float64 if value.dtype == torch.float64 else torch.float32
+    return value.detach().to("cpu", wide, copy=True)
 
 
 def _inputs(network: nn.Module) -> frozenset[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
+from coterie.compress.factored import FactoredLinear
 from coterie.errors import ModelError
 from coterie.protocol import Layer
 
@@ -55,7 +56,7 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def shape_of(module: nn.Module) -> Layer | None:
-    """(d_out, d_in) of a linear-like module; None for others.
+    """(d_out, d_in) of a linear-like module, and the rank of a factored one; None for others.
 
     Linear-like is nn.Linear, GPT-2's Conv1D, and whatever has `in_features` and `out_features`, such as a quantised
     layer, in whatever form it keeps its weights.
@@ -65,7 +66,7 @@ def shape_of(module: nn.Module) -> Layer | None:
         return Layer(int(d_out), int(d_in))
     d_in, d_out = getattr(module, "in_features", None), getattr(module, "out_features", None)
     if isinstance(d_in, int) and isinstance(d_out, int):
-        return Layer(d_out, d_in)
+        return Layer(d_out, d_in, module.inner if isinstance(module, FactoredLinear) else None)
     return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from coterie.compress.factored import FactoredLinear
 from coterie.maths.keys import Key
 from coterie.models.targets import in_head, is_conv1d, shape_of
 
@@ -18,7 +19,8 @@ PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def plain_weight(module: nn.Module) -> Tensor | None:
     """A view (d_out, d_in) of the matrix that a linear layer multiplies by; None where it stores no such matrix.
 
-    None for quantised layers of any make: packed or scaled weights, 8-bit floats, tensors of a class of their own.
+    None for quantised layers of any make (packed or scaled weights, 8-bit floats, tensors of a class of their own), and
+    for factored layers.
     """
     multiplies = is_conv1d(module) or type(module).forward is nn.Linear.forward
     weight = module._parameters.get("weight")
@@ -60,7 +62,7 @@ def digest(network: nn.Module) -> str:
 
 
 def cast(network: nn.Module, dtype: torch.dtype) -> None:
-    """Cast parameters and stored buffers, but nothing of layers without a plain matrix (codes and their scales).
+    """Cast parameters and stored buffers, but nothing of quantised layers (codes and their scales).
 
     Buffers computed at construction (rotary frequencies) keep their precision.
     """
@@ -68,7 +70,7 @@ def cast(network: nn.Module, dtype: torch.dtype) -> None:
     kept = [
         name
         for name, module in network.named_modules()
-        if shape_of(module) is not None and plain_weight(module) is None
+        if shape_of(module) is not None and plain_weight(module) is None and not isinstance(module, FactoredLinear)
     ]
     for name, parameter in network.named_parameters():
         if parameter.is_floating_point() and not _inside(name, kept):

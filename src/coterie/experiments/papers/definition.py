@@ -66,14 +66,15 @@ class Panel(Section):
     axis: Axis | None = None
 
 
-Sense = Literal["less", "greater", "near", "at-least", "wider", "zero", "below", "above"]
+Sense = Literal["less", "greater", "near", "at-least", "wider", "gains", "zero", "below", "above"]
 
 
 class Claim(Section):
     """A statement of the paper about its rows, judged by the means of `figure` in each of `columns` (default: all).
 
     sense: each of `first` is less or greater than each of `second`; near it (at most `within` apart); at-least it, less
-    `within`; wider: further from it than in the column that `than` names; or alone zero, below or above `within`.
+    `within`; wider: further from it than in the column that `than` names, on either side; gains: further above it, or
+    less below; or alone zero, below or above `within`.
     than: by column the other one in which `second` is read, by default the same row as `first`.
     untested: why it is not judged at all, in place of all these.
     """
@@ -121,7 +122,7 @@ class Definition(Section):
     title: str
     paper: str
     shows: str
-    kind: Literal["runs", "curves", "server", "theory"] = "runs"
+    kind: Literal["runs", "curves", "server", "theory", "geometry"] = "runs"
     figures: list[str]
     setting: dict[str, str | None] = Field(default_factory=dict)
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -13,7 +13,7 @@ from coterie.errors import ConfigError
 from coterie.experiments.folders import write_whole
 from coterie.experiments.papers.curves import require_matplotlib
 from coterie.experiments.papers.definition import Definition
-from coterie.experiments.papers.fedsee_theory import COMPUTED, Sizes, Values, sizes_of
+from coterie.experiments.papers.fedsee_theory import COMPUTED, Sizes, sizes_of
 from coterie.experiments.papers.reading import Cell, cell
 from coterie.maths.keys import root_key
 
@@ -35,7 +35,7 @@ def measured(
     """
     places = places_on_x(definition)
     settings = json.loads(json.dumps({"config": dict(config), "panels": places}))
-    kept = _kept(place, settings)
+    kept = kept_values(place, settings)
     sizes = sizes_of(config)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -121,7 +121,7 @@ def tables(result: Mapping[str, Any]) -> list[str]:
             entry = result["rows"][row]
             if entry["paper"]:
                 reported = [entry["paper"].get(column) for column in panel["columns"]]
-                cells = ["–" if one is None else f"{one[0]:g}" for one in reported]
+                cells = ["–" if one is None else _reported(*one) for one in reported]
                 made.append(f"| {entry['title']}: paper | {' | '.join(cells)} |")
             name = f"{entry['title']}: here" if entry["paper"] else entry["title"]
             made.append(
@@ -131,6 +131,10 @@ def tables(result: Mapping[str, Any]) -> list[str]:
     notes = [f"{entry['title']}: {entry['note']}." for entry in result["rows"].values() if "note" in entry]
     spread = ["± is the sample standard deviation over seeds.", ""] if len(result["seeds"]) > 1 else []
     return [*made, *spread, *([" ".join(notes), ""] if notes else [])]
+
+
+def _reported(mean: float, std: float | None) -> str:
+    return f"{mean:g}" if std is None else f"{mean:g} ± {std:g}"
 
 
 def _written(found: Mapping[str, Cell] | None) -> str:
@@ -216,7 +220,7 @@ def _label(entry: Mapping[str, Any]) -> str:
     return str(entry["title"]).removesuffix(" (not in the paper)")
 
 
-def _kept(place: Path, settings: Mapping[str, Any]) -> dict[str, Values]:
+def kept_values(place: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a run before has left; raises ConfigError when it had other settings."""
     if not place.is_file():
         return {}

@@ -50,6 +50,8 @@ LABELS: dict[str, str] = {
     "public": "public sets",
     "clustering": "clustering",
     "spa": "successive projection",
+    "init": "initialisation round",
+    "routers": "training of routers",
 }
 """Every aspect in the order of a page, and how it is called there."""
 

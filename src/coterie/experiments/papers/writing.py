@@ -37,8 +37,8 @@ def tables(result: Mapping[str, Any]) -> list[str]:
     """
     if result["kind"] == "curves" and len(result["columns"]) == 1:
         return [*_by_figure(result), ""]
-    if result["kind"] == "theory":
-        return panels.tables(result)
+    if "panels" in result:
+        return [*([f"**{result['void']}**.", ""] if result.get("void") else []), *panels.tables(result)]
     made: list[str] = [*_reported(result), ""] if result.get("reported") else []
     against = result.get("against", "")
     absolute = {**result, "rows": _without_paper(result["rows"], against)} if against else result

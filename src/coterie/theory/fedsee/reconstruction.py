@@ -22,7 +22,8 @@ def residuals(updates: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
     """
     updates, experts = _centred(updates, experts)
     apart = updates - barycentres(weights.double(), experts)
-    return apart.flatten(1).norm(dim=1) / _extent(experts)
+    found: Tensor = apart.flatten(1).norm(dim=1) / _extent(experts)
+    return found
 
 
 def affine_weights(updates: Tensor, experts: Tensor) -> Tensor:

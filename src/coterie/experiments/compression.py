@@ -1,0 +1,213 @@
+"""A model compressed along real text: which text, what is measured before and after, what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from coterie.compress import METHODS, Compressor, cut, rank_layers
+from coterie.compress.folder import Notes, check_new, is_compressed, save
+from coterie.compress.ranks import check_ratio
+from coterie.compress.text import calibration_and_held_out, last_states, perplexity, windows_of
+from coterie.data.files import read_text
+from coterie.data.tasks.registry import load_pool
+from coterie.errors import ConfigError, ModelError, nearest
+from coterie.experiments.bases import model_place
+from coterie.maths.keys import root_key
+from coterie.models.loading import is_language_network, load_whole
+from coterie.models.targets import select_layers
+from coterie.models.weights import plain_weight
+
+Advance = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is, and of how much."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The text to calibrate on, and to measure on: `text` is a task's name or a .txt file.
+
+    samples windows of `length` tokens are drawn by `seed` to calibrate on; at least `held_out` tokens at the end of the
+    text are measured on.
+    """
+
+    text: str = "nyt"
+    samples: int = 32
+    length: int = 256
+    held_out: int = 8192
+    seed: int = 0
+
+
+def compressor(method: str, options: Mapping[str, Any]) -> Compressor:
+    """A compressor with its options; values are converted to the types that its dataclass declares.
+
+    Raises:
+        ConfigError: no such method or option, or a value of another type.
+    """
+    if method not in METHODS:
+        raise ConfigError(f"there is no compressor {method!r}{nearest(method, METHODS)}")
+    kind = METHODS[method]
+    hints = get_type_hints(kind)
+    known = {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in known:
+            there = nearest(name, known) if known else "; it has none"
+            raise ConfigError(f"compressor {method!r} has no option {name!r}{there}")
+        try:
+            values[name] = TypeAdapter(known[name]).validate_python(value)
+        except ValidationError as error:
+            said = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
+            raise ConfigError(f"option {name} of {method!r}: must be {said}, not {value!r}") from None
+    return kind(**values)
+
+
+def compress_model(
+    model: str,
+    folder: str | Path,
+    *,
+    ratio: float,
+    method: str = "svd-llm",
+    options: Mapping[str, Any] | None = None,
+    layers: str | Sequence[str] = "all-linear",
+    calibration: Calibration | None = None,
+    device: str = "cpu",
+    advance: Advance | None = None,
+) -> Notes:
+    """Compress a model and write it, with what was measured, to a new folder that loads like any other.
+
+    Args:
+        model: a folder, an asset's name or a hub name.
+        folder: a new one.
+        ratio: the share of the chosen layers' parameters that is kept.
+        method: one of `coterie.compress.METHODS`; options: of its dataclass.
+        layers: as `select_layers`; of all linear layers, those in the network's blocks.
+        advance: see `Advance`.
+
+    Returns:
+        What `compression.json` holds. figures: bytes and parameters before and after; perplexity of a decoder, or how
+        far an encoder's last hidden states move, on held-out text; output error of each layer on the calibration text.
+
+    Raises:
+        ConfigError: a ratio outside (0, 1], an unknown method, option or task, windows longer than the model takes.
+        DataError: too little text, or text that cannot be read.
+        ModelError: a model that does not load or is compressed already, layers that match nothing or are quantised, a
+            rank below 1, a folder that is there already.
+        RunError: the disk refuses.
+    """
+    check_ratio(ratio)
+    how, chosen, target = compressor(method, options or {}), calibration or Calibration(), Path(folder)
+    check_new(target)
+    texts = read_texts(chosen.text)
+    place = model_place(model)
+    if is_compressed(place):
+        raise ModelError(f"{model} is compressed already; compress the model that it was made from")
+    network, tokenizer = load_whole(place)
+    names = list(select_layers(network, layers))
+    _require_plain(network, names)
+    text, held = _windows(network, tokenizer, texts, chosen)
+    tell = advance or (lambda what, done, total: None)
+    network.to(device)
+
+    started = time.monotonic()
+    language = is_language_network(network)
+    loss = None if language else _no_loss
+    ranking = rank_layers(network, names, how, text, ratio, loss=loss, advance=_stage(tell, "decomposing"))
+    seconds = time.monotonic() - started
+    before = _measured(network, held, language, _stage(tell, "measuring the model"))
+    sizes = _bytes(network)
+    started = time.monotonic()
+    made = cut(network, ranking, how, ratio, text, advance=_stage(tell, "fitting"))
+    seconds += time.monotonic() - started
+    del ranking
+    after = _measured(network, held, language, _stage(tell, "measuring what is left"))
+    notes = Notes(
+        method=method,
+        ratio=ratio,
+        ranks=made.ranks,
+        shared=made.shared,
+        options=dataclasses.asdict(how),  # type: ignore[call-overload]
+        figures={
+            "model": model,
+            "bytes": {"before": sizes, "after": _bytes(network)},
+            "parameters_of_these_layers": {"before": made.parameters_before, "after": made.parameters},
+            **_compared(before, after, language, held),
+            "output_error": made.errors,
+            "calibration": {**dataclasses.asdict(chosen), "tokens": text.numel()},
+            "seconds": round(seconds, 1),
+        },
+    )
+    save(target, network, tokenizer, notes)
+    return notes
+
+
+def read_texts(text: str) -> list[str]:
+    """The texts of a .txt file, parted by blank lines, or the training texts of a task, in order.
+
+    Raises:
+        ConfigError: no such task.
+        DataError: a file that cannot be read, or a task without data.
+    """
+    if Path(text).suffix.lower() in (".txt", ".md"):
+        parts = read_text(Path(text)).split("\n\n")
+    else:
+        parts = [" ".join(content).replace("\x1f", " ") for content in load_pool(text).train.contents()]
+    return [f"{part.strip()}\n" for part in parts if part.strip()]
+
+
+def _windows(network: nn.Module, tokenizer: Any, texts: Sequence[str], chosen: Calibration) -> tuple[Tensor, Tensor]:
+    longest = getattr(network.config, "max_position_embeddings", None)
+    if longest is not None and chosen.length > longest:
+        raise ConfigError(f"windows of {chosen.length} tokens are longer than the model takes; use at most {longest}")
+    if chosen.length < 2:
+        raise ConfigError(f"windows of {chosen.length} tokens hold nothing to predict; use at least 2")
+    windows = windows_of(tokenizer, texts, chosen.length)
+    held = math.ceil(chosen.held_out / (chosen.length - 1))
+    return calibration_and_held_out(windows, chosen.samples, held, root_key(chosen.seed).fold("calibration"))
+
+
+def _require_plain(network: nn.Module, names: Sequence[str]) -> None:
+    for name in names:
+        module = network.get_submodule(name)
+        if plain_weight(module) is None:
+            raise ModelError(f"layer {name} is a {type(module).__name__}, which holds no plain matrix to decompose")
+
+
+def _no_loss(network: nn.Module, windows: Tensor) -> Tensor:
+    raise ModelError(
+        f"{type(network).__name__} is no language model, and this method asks for the loss of one; choose svd, asvd, "
+        "svd-llm, svd-llm-v2, or dobi without learned positions"
+    )
+
+
+def _measured(network: nn.Module, held: Tensor, language: bool, advance: Callable[[int, int], None]) -> Any:
+    """Perplexity and its tokens of a decoder, the last hidden states of an encoder; None without held-out text."""
+    if not len(held):
+        return None
+    return perplexity(network, held, advance) if language else last_states(network, held, advance)
+
+
+def _compared(before: Any, after: Any, language: bool, held: Tensor) -> dict[str, Any]:
+    if before is None:
+        return {}
+    if language:
+        return {"perplexity": {"before": before[0], "after": after[0], "tokens": after[1]}}
+    moved = float(torch.linalg.vector_norm(after - before) / torch.linalg.vector_norm(before))
+    return {"hidden_states": {"relative_error": moved, "tokens": held.numel()}}
+
+
+def _bytes(network: nn.Module) -> int:
+    """Of all parameters, each once."""
+    return sum(value.numel() * value.element_size() for value in network.parameters())
+
+
+def _stage(tell: Advance, what: str) -> Callable[[int, int], None]:
+    return lambda done, total: tell(what, done, total)
