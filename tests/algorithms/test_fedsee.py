@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coterie.algorithms import FedSEE
-from coterie.algorithms.contributions import Capacity, assigned, calibrating, capacity, smoothed, warm_start
-from coterie.algorithms.expert_pool import Common, Download, Trained, routed_model
+from coterie.algorithms.contributions import assigned, calibrating, smoothed, warm_start
+from coterie.algorithms.expert_pool import Common, Download, Start, Trained, routed_model
+from coterie.algorithms.expert_sizes import Capacity, ExpertSizes
 from coterie.algorithms.extraction import extracted
-from coterie.algorithms.fedsee import Start, State
+from coterie.algorithms.fedsee import State
 from coterie.data.text import TextSet
 from coterie.engines.setting import Fault, Site
 from coterie.engines.sites import Volatile, load_record
@@ -39,6 +40,7 @@ from coterie.protocol import (
     Model,
     Phase,
     Routed,
+    Upload,
     Uploads,
     UsageDivergence,
     copied,
@@ -208,7 +210,7 @@ def test_weights_start_from_contributions_spread_over_a_clients_blocks() -> None
 
 
 def of(*column: float, U: int = 4, L: int = 1, tau: float = 0.05) -> Any:
-    return assigned(torch.tensor(column, dtype=WIDE), Capacity(U, L), tau)
+    return assigned(torch.tensor(column, dtype=WIDE), U, L, tau)
 
 
 def test_assignment_ranks_cuts_and_normalises_over_what_is_kept() -> None:
@@ -223,6 +225,14 @@ def test_the_floor_leaves_fewer_to_train_but_never_none() -> None:
     assert of(0.2, 0.3, 0.3, 0.2, L=3, tau=0.25).active == (1, 2)
     assert of(0.2, 0.3, 0.3, 0.2, L=3, tau=0.5).active == (1,)
     assert of(0.5, 0.5, 0.0, 0.0, U=2, L=2, tau=0.5).active == (0, 1)
+
+
+def test_the_floor_is_for_shares_of_what_a_client_routes_to_however_little_it_contributes() -> None:
+    """Columns sum to M / N: each of 40 clients' contributions to 4 experts are a tenth of their shares."""
+    assert of(0.01, 0.04, 0.02, 0.03, L=4).active == (0, 1, 2, 3)
+    assert of(0.01, 0.04, 0.02, 0.03, L=4, tau=0.25).active == (1, 3)
+    assert of(0.4, 1.6, 0.8, 1.2, L=4, tau=0.25).active == (1, 3)
+    assert of(0.4, 0.2, 0.2, 0.2, U=2, L=2, tau=0.3).active == (0, 1)
 
 
 def test_among_equal_contributions_lower_experts_count() -> None:
@@ -246,11 +256,15 @@ def test_calibration_is_to_the_mixture_evenly_to_what_is_routed_to_or_none() -> 
 
 def test_a_cards_capacities_come_before_the_methods() -> None:
     card = cards({"a": 2})[0]
-    assert capacity(card, 6, None, 1) == Capacity(6, 1) and capacity(card, 6, 4, 2) == Capacity(4, 2)
-    assert capacity(replace(card, routed_experts=3, trained_experts=2), 6, 4, 1) == Capacity(3, 2)
+    method, wide = ExpertSizes(), ExpertSizes(inference=4, training=2)
+    assert method.capacity(card, 6) == Capacity(6, 1) and wide.capacity(card, 6) == Capacity(4, 2)
+    assert replace(wide, training=1).capacity(replace(card, routed_experts=3, trained_experts=2), 6) == Capacity(3, 2)
     for U, L, M in ((2, 3, 6), (None, 3, 2), (7, 1, 6)):
         with pytest.raises(ConfigError, match=r"^client a: it would train . of the . experts"):
-            capacity(card, M, U, L)
+            ExpertSizes(inference=U, training=L).capacity(card, M)
+    for none in (replace(card, routed_experts=0), replace(card, trained_experts=0)):
+        with pytest.raises(ConfigError, match=r"^client a: it would train . of the . experts"):
+            wide.capacity(none, 6)
 
 
 # A client's half.
@@ -283,9 +297,21 @@ def test_experts_are_convex_combinations_of_the_pool_with_the_contributions_kept
 
 def test_a_client_trains_its_active_experts_router_and_shared_pair_alone() -> None:
     algorithm = replace(QUICK, training=2, tau=0.0)
-    _, second, third = rounds(algorithm)
-    for outcome in (second, third):
+    entered: list[dict[str, Model]] = []
+
+    def kept_training(number: int) -> Any:
+        entered.append({})
+
+        def trained(name: str, model: Model) -> Model:
+            entered[-1][name] = model
+            return random_training(number)(name, model)
+
+        return trained
+
+    _, second, third = play_phases(algorithm, cards(THREE), kept_training)
+    for outcome, starts in ((second, entered[1]), (third, entered[2])):
         for client in THREE:
+            start = starts[client]
             download, payload = outcome.downloads[client], outcome.payloads[client]
             assert isinstance(download, Download) and isinstance(payload, Trained)
             active = download.assignment.active
@@ -298,7 +324,14 @@ def test_a_client_trains_its_active_experts_router_and_shared_pair_alone() -> No
                     moved = not torch.equal(term.B[m], download.experts[m][name])
                     assert moved == (m in active)
                 assert torch.equal(payload.common.router[name], term.router)
-                assert not torch.equal(payload.common.shared[name].A, payload.common.shared[name].A * 0)
+                for pick in (
+                    lambda model, name=name: model["experts"][name].router,
+                    lambda model, name=name: model["experts"][name].bias,
+                    lambda model, name=name: model["shared"][name].B,
+                    lambda model, name=name: model["shared"][name].A,
+                ):
+                    assert not torch.equal(pick(outcome.fitted[client]), pick(start))
+                assert torch.equal(payload.common.shared[name].B, outcome.fitted[client]["shared"][name].B)
 
 
 def test_later_rounds_start_from_the_means_of_routers_and_shared_pairs() -> None:
@@ -409,26 +442,43 @@ def test_a_fixed_mixture_is_what_a_router_blind_to_its_input_makes() -> None:
     assert torch.allclose(term.apply(x), card.scale * x @ (mixed @ download.A["first"]).T, atol=1e-5)  # type: ignore[operator]
 
 
-def test_a_passive_expert_gets_no_gradient_and_its_router_row_does() -> None:
-    store = Volatile()
-    played = play_run(
-        federation(QUICK, store=store, rounds=1, train=replace(FAST, optimizer="adamw", weight_decay=0.1))
-    )
-    before = played[0].progress.state
-    for client in ("c0", "c1", "c2"):
-        own: Trained = load_record(store, client).memory["trained"]
-        assigned_to = QUICK.send(before, with_id(client)).assignment  # type: ignore[union-attr]
-        assert tuple(own.blocks) == assigned_to.active and len(assigned_to.active) == 1
-        passive = [m for m in assigned_to.inference if m not in assigned_to.active]
-        draw = root_key(7).fold("client", "router", 2, client)
-        for name, router in own.common.router.items():
-            bound = 1 / 32**0.5
-            start = draw.fold(name).uniform((3, 32), -bound, bound)
-            assert all(float((router[m] - start[m]).abs().max()) > 0 for m in passive)
+@dataclass(frozen=True)
+class Watched(FedSEE):
+    """The method, which keeps what entered each client's last Fit and what came out, and sites' models by round."""
+
+    fits: dict[str, tuple[Model, Model]] = field(default_factory=dict)
+    used: dict[tuple[int, str], Model] = field(default_factory=dict)
+
+    def local(self, client: Client, download: Any) -> Any:
+        program = super().local(client, download)
+        request = next(program)  # type: ignore[arg-type]
+        fitted = yield request
+        self.fits[client.card.id] = (request.initial, fitted.model)
+        with pytest.raises(StopIteration) as ended:
+            program.send(fitted)  # type: ignore[union-attr]
+        return ended.value.value
+
+    def site_model(self, client: Client, download: Any) -> Model:
+        model = self.used[client.round, client.card.id] = super().site_model(client, download)
+        return model
 
 
-def with_id(name: str) -> Card:
-    return Card(name, 4, 20, 2.0, base().layers)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_passive_expert_gets_no_gradient_and_its_router_row_does(decay: float) -> None:
+    """From the task's loss alone: without calibration, and for routers without decay, which would move them too."""
+    watched = Watched(steps=5, examples=8, calibration="none")
+    run = federation(watched, rounds=1, train=replace(FAST, optimizer="adamw", weight_decay=decay))
+    state = play_run(run)[0].progress.state
+    assert set(watched.fits) == {"c0", "c1", "c2"}
+    for client, (entered, left) in watched.fits.items():
+        assignment = watched.send(state, run.cards[client]).assignment  # type: ignore[union-attr]
+        (active,) = assignment.active
+        for name, term in left["experts"].items():
+            start = entered["experts"][name]
+            for m in range(3):
+                assert torch.equal(start.B[m], state.experts[m][name])
+                assert torch.equal(term.B[m], start.B[m]) == (m != active)
+                assert decay or float((term.router[m] - start.router[m]).abs().max()) > 0
 
 
 # What a site uses.
@@ -461,12 +511,25 @@ def test_a_site_uses_what_it_trained_among_the_experts_that_it_was_sent() -> Non
     assert QUICK.global_model(state) is None
 
 
-def test_sites_are_scored_with_this_rounds_download_and_their_own_training() -> None:
-    """In the round of a failing client, that site is scored with what it had committed before."""
-    whole = play_run(federation(QUICK, rounds=2))
-    failed = play_run(federation(QUICK, rounds=2, faults=(Fault("c1", 3, "exception"),)))
-    assert whole[1].metrics["personal"] == failed[1].metrics["personal"]
-    assert set(failed[2].metrics["personal"]["clients"]["accuracy"]) == {"c0", "c1", "c2"}
+def test_a_site_whose_training_failed_is_scored_with_this_rounds_download_and_what_it_trained_before() -> None:
+    watched, store = Watched(steps=5, examples=8), Volatile()
+    play_run(federation(QUICK, rounds=1, store=store, head="frozen"))
+    own: Trained = load_record(store, "c1").memory["trained"]
+    run = federation(watched, rounds=2, faults=(Fault("c1", 3, "exception"),), head="frozen")
+    played = play_run(run)
+    state, used = played[1].progress.state, watched.used[3, "c1"]
+    (active,) = own.blocks
+    for name, term in used["experts"].items():
+        for m in range(3):
+            assert torch.equal(term.B[m], own.blocks[m][name] if m == active else state.experts[m][name])
+        assert not torch.equal(term.B[active], state.experts[active][name])
+        assert torch.equal(term.router, own.common.router[name]) and torch.equal(term.bias, own.common.bias[name])
+        assert torch.equal(used["shared"][name].B, own.common.shared[name].B)
+    figures = played[2].metrics["personal"]["clients"]["accuracy"]
+    assert set(figures) == {"c0", "c1", "c2"}
+    head, data = run.setting.heads["base"], run.setting.sites["c1"].data["test"]
+    (done,) = run.executor.answer([Ask("c1", Evaluate(used, "test"), "base", head, data, root_key(0))])
+    assert isinstance(done, Done) and figures["c1"] == done.answer.accuracy, done  # type: ignore[union-attr]
 
 
 # Whole runs.
@@ -591,6 +654,8 @@ def test_bytes_are_those_of_the_specification() -> None:
     assert one.bytes_of_round(layer, card, 2, main) == (one.bytes_up(layer, card), 98_304)
     assert one.bytes_of_round(layer, card, 3, main) == (one.bytes_up(layer, card), one.bytes_down(layer, card))
     assert replace(one, training=6).bytes_up(layer, card) == one.bytes_down(layer, card)
+    assert replace(one, shared=False).bytes_up(layer, card) == 16_384 + 24_600
+    assert replace(one, shared=False).bytes_down(layer, card) == 98_304 + 24_600
     with pytest.raises(ConfigError, match="in_federation"):
         FedSEE().bytes_up(layer, card)
 
@@ -619,7 +684,7 @@ def test_too_little_at_the_server_or_other_tasks_than_it_has_are_refused() -> No
 
 def test_values_that_cannot_be_meant_are_refused() -> None:
     wrong: list[dict[str, Any]] = [{"smoothing": 0.0}, {"smoothing": 1.1}, {"tau": 1.0}, {"beta": -1.0}]
-    for options in [*wrong, {"steps": -1}, {"examples": 0}]:
+    for options in [*wrong, {"steps": -1}, {"examples": 0}, {"inference": 0}, {"training": 0}]:
         with pytest.raises(ValueError, match=f"{next(iter(options))} "):
             FedSEE(**options)
 
@@ -646,6 +711,15 @@ def test_an_upload_that_does_not_fit_is_named(spoilt: Any, said: str) -> None:
         QUICK.check(spoilt(sent), card)
 
 
+def test_a_client_may_send_as_many_blocks_as_its_card_says_before_the_method_does() -> None:
+    card, sent = cards({"a": 2})[0], rounds(QUICK)[1].payloads["a"]
+    two = replace(sent, blocks=dict.fromkeys((0, 1), next(iter(sent.blocks.values()))))
+    QUICK.check(two, replace(card, trained_experts=2))
+    for algorithm, most in ((replace(QUICK, training=2), 1), (QUICK, 0)):
+        with pytest.raises(ModelError, match=f"client a: 1 to {most} blocks of 3 experts expected, not of .0, 1."):
+            algorithm.check(two, replace(card, trained_experts=most))
+
+
 def test_an_upload_for_another_number_of_experts_is_left_out() -> None:
     first, second, _ = rounds(QUICK)
     members = cards(THREE)
@@ -664,6 +738,41 @@ def test_an_upload_for_another_number_of_experts_is_left_out() -> None:
     column = outcome.state.contributions
     assert torch.equal(column["c"], first.state.contributions["c"])
     assert not torch.equal(column["a"], first.state.contributions["a"])
+
+
+@pytest.mark.parametrize("odd", [1, 2, 3])
+def test_a_client_that_sends_what_another_phase_asks_for_is_left_out_alone(odd: int) -> None:
+    """An adapter in a main round, or trained experts in the first; the others' round is as if it had been away."""
+
+    class Odd(FedSEE):
+        def local(self, client: Client, download: Any) -> Any:
+            upload = yield from super().local(client, download)
+            if (client.card.id, client.round) != ("c1", odd):
+                return upload
+            card = client.card
+            B = {name: torch.ones(layer.d_out, card.rank) for name, layer in card.layers.items()}
+            A = {name: torch.ones(card.rank, layer.d_in) for name, layer in card.layers.items()}
+            pair = {name: LowRank(B[name], A[name], card.scale) for name in card.layers}
+            router = {name: torch.ones(3, layer.d_in) for name, layer in card.layers.items()}
+            sent = Trained({0: B}, Common(pair, router, dict.fromkeys(card.layers, torch.zeros(3))))
+            return Upload(sent if odd == 1 else pair)
+
+    options: dict[str, Any] = {"rounds": 2, "head": "frozen"}
+    played = play_run(federation(Odd(steps=5, examples=8), **options))
+    away = play_run(federation(QUICK, faults=(Fault("c1", odd, "exception"),), **options))
+    assert encode(played[odd - 1].progress.state) == encode(away[odd - 1].progress.state)
+    assert set(played[-1].progress.state.contributions) == {"c0", "c1", "c2"}
+
+
+def test_a_round_in_which_all_send_what_another_phase_asks_for_changes_nothing() -> None:
+    first, second, _ = rounds(QUICK)
+    members = cards(THREE)
+    for state, sent, phase in ((first.before, second.payloads, "init"), (first.state, first.payloads, "main")):
+        uploads = Uploads([Uploaded(card, sent[card.id], 1.0) for card in members])
+        program = QUICK.aggregate(state, uploads, server(2, phase=phase))
+        with pytest.raises(StopIteration) as stopped:
+            next(program)  # type: ignore[arg-type]
+        assert stopped.value.value is state
 
 
 def test_block_sums_of_the_pool_are_the_contributions() -> None:

@@ -103,6 +103,26 @@ def test_gradients_are_clipped_by_expert_and_by_row_of_the_weights() -> None:
     assert torch.allclose(omega - moved, torch.tensor([[0.1 * CLIP, 0.0]], dtype=WIDE), atol=1e-15)
 
 
+def test_an_experts_gradient_is_clipped_before_the_pool_is_multiplied_by_it() -> None:
+    """A row of the weights' gradient below the bound shows it: (7, 24) becomes 0.1 (7, 24) / 25 in a small pool."""
+    pool, gradients = torch.eye(2, dtype=WIDE) / 2, torch.tensor([[7.0, 24.0]], dtype=WIDE)
+    omega = uniform(1, 2)
+    moved = Descent(regulariser=0.0).stepped(1, omega, pool, gradients, torch.arange(2), 2)
+    expected = 0.1 * CLIP * torch.tensor([[7 / 25, 24 / 25]], dtype=WIDE) / 2
+    assert torch.allclose(omega - moved, expected, atol=1e-15)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_regulariser_is_added_to_the_slopes_of_either_kind_of_weights(together: bool) -> None:
+    """A step without a loss is by lr times the coefficient times the weights, whose row's norm is below the bound."""
+    omega, pool = torch.tensor([[0.7, 0.1, 0.2]], dtype=WIDE), torch.zeros(3, 2, dtype=WIDE)
+    descent = Descent(regulariser=0.02, balanced=together)
+    moved = descent.stepped(1, omega, pool, torch.zeros(1, 2, dtype=WIDE), torch.arange(3), 3)
+    shrunk = omega - 0.1 * 0.02 * omega
+    expected = shrunk if together else shrunk + (1 - shrunk.sum()) / 3
+    assert torch.allclose(moved, expected, atol=1e-15)
+
+
 def test_the_regulariser_draws_weights_together() -> None:
     pool, owners = torch.zeros(4, 3), torch.arange(4)
     start = torch.tensor([[0.7, 0.1, 0.1, 0.1]], dtype=WIDE)

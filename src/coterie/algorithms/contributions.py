@@ -1,4 +1,4 @@
-"""What each client contributes to each expert, and what follows for the client: FedSEE's capacities and targets.
+"""What each client contributes to each expert, and what follows for the client: FedSEE's assignments and targets.
 
 A client's contributions are a column (M,) fp64 of the matrix C (M, N), known by the client's id.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from coterie.errors import ConfigError
-from coterie.protocol import Card, UsageDivergence, message
+from coterie.protocol import UsageDivergence, message
 
 
 @message
@@ -29,43 +27,19 @@ class Assignment:
     target: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """Experts that a client can hold (U_i) and train (L_i)."""
-
-    inference: int
-    training: int
-
-
-def capacity(card: Card, experts: int, inference: int | None, training: int) -> Capacity:
-    """A client's U_i and L_i: those of its card, else the method's; without either U_i is all M experts.
-
-    Raises:
-        ConfigError: not 1 <= L_i <= U_i <= M.
-    """
-    U = card.routed_experts or inference or experts
-    L = card.trained_experts or training
-    if not 1 <= L <= U <= experts:
-        raise ConfigError(
-            f"client {card.id}: it would train {L} of the {U} experts that it routes to, of {experts} in all; set "
-            "training to 1 at least, inference no lower, and neither above the number of public tasks"
-        )
-    return Capacity(U, L)
-
-
-def assigned(column: Tensor, held: Capacity, floor: float) -> Assignment:
-    """Assign of FedSEE's Algorithm 1 (lines 33-39) on a client's column c (M,).
+def assigned(column: Tensor, inference: int, training: int, floor: float) -> Assignment:
+    """Assign of FedSEE's Algorithm 1 (lines 33-39) on a client's column c (M,); U_i is `inference`, L_i `training`.
 
     Among equal contributions the lower expert counts. Where none reaches the floor tau, the first alone is trained. A
     client that contributes nothing to any has them all for a target alike.
     """
-    ranked = column.sort(descending=True, stable=True).indices[: held.inference]  # line 34
+    ranked = column.sort(descending=True, stable=True).indices[:inference]  # line 34
     kept = torch.zeros_like(column).index_put((ranked,), column[ranked])
     if not float(kept.sum()) > 0:
         kept = torch.zeros_like(column).index_fill(0, ranked, 1.0)
     target = kept / kept.sum()  # line 35
     reaching = [m for m in ranked.tolist() if float(target[m]) >= floor]
-    active = reaching[: held.training] or ranked[:1].tolist()  # line 36
+    active = reaching[:training] or ranked[:1].tolist()  # line 36
     return Assignment(tuple(sorted(ranked.tolist())), tuple(sorted(active)), tuple(target.tolist()))
 
 
@@ -101,3 +75,11 @@ def calibrating(
         target = torch.zeros_like(target)
         target[list(assignment.inference)] = 1 / len(assignment.inference)
     return [] if kind == "none" or beta == 0 else [UsageDivergence(target, beta)]
+
+
+def concentration(contributions: Mapping[str, Tensor], tasks: Sequence[str]) -> dict[str, Any]:
+    """Each client's contributions by task, as shares that sum to one, and the mean of clients' largest shares."""
+    columns = {name: column / column.sum().clamp(min=1e-12) for name, column in contributions.items()}
+    told = {name: dict(zip(tasks, column.tolist(), strict=True)) for name, column in columns.items()}
+    largest = [max(shares.values()) for shares in told.values()]
+    return {"concentration": sum(largest) / len(largest), "contributions": told} if largest else {}

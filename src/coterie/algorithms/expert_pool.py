@@ -8,19 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import BYTES
 from coterie.algorithms.contributions import Assignment
 from coterie.algorithms.factors import (
     average_factors,
     check_adapter,
-    factor_bytes,
     factor_shape,
     initial_factors,
     initial_routers,
-    pair_bytes,
 )
 from coterie.errors import ModelError
-from coterie.protocol import Adapter, Card, Client, Layer, Model, Routed, Uploads, message
+from coterie.protocol import Adapter, Card, Client, Model, Routed, Uploads, message
 
 Block = dict[str, Tensor]
 """B (m, r) of one expert, by layer."""
@@ -41,6 +38,13 @@ class Common:
     def terms(self) -> dict[str, Adapter]:
         """The adapter as a model's term, where there is one."""
         return {"shared": self.shared} if self.shared else {}
+
+
+@message
+class Start:
+    """A Once of the common pair's seed, for the first round; the Key itself on arrival."""
+
+    init_key: Any
 
 
 @message
@@ -140,9 +144,3 @@ def check_trained(payload: Trained, card: Card, shared: bool, most: int) -> None
     for m, block in payload.blocks.items():
         if {name: tuple(B.shape) for name, B in block.items()} != blocks:
             raise ModelError(f"client {card.id}: the block of expert {m} must be one B (m, {card.rank}) for each layer")
-
-
-def trained_bytes(layer: Layer, rank: int, blocks: int, experts: int, shared: bool) -> int:
-    """Bytes for one layer of so many blocks, m r each, the shared pair, (m + n) r, and the router, M n + M."""
-    pair = pair_bytes(layer, rank) if shared else 0
-    return blocks * factor_bytes(layer, rank, "B") + pair + experts * (layer.d_in + 1) * BYTES

@@ -15,7 +15,11 @@ trains its first (S7). Of clients that sent nothing C stays; contributions of th
 padding (S9, S10); it begins as a linear layer does, with a bias of zero. A step of the extraction sees 64 examples of
 each task, drawn anew, without dropout (S11, S12), and clips an expert's gradient over all its layers together. Decay
 and clipping are joint (S15), lower experts come first among equals (S16), and mean use counts as 1e-8 at least (S17).
-Clients are sent the experts that they route to, not all M. The paper's heads are frozen; here the experiment decides.
+Clients are sent the experts that they route to, not all M. Query and value projections keep their bias, which Table 8
+leaves out. The paper's heads are frozen; here the experiment decides, and the server has no other head than its own:
+experts are extracted with the initial one where heads are local, and where heads are averaged, sites are scored with
+that of the round before. A client that is away is scored with its old router, shared pair and blocks beside new
+experts, and all are scored with the untrained start in the first round. Uploads of the other phase are left out.
 """
 
 from __future__ import annotations
@@ -28,31 +32,29 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.contributions import Capacity, assigned, calibrating, capacity, smoothed
+from coterie.algorithms.contributions import assigned, calibrating, concentration, smoothed
 from coterie.algorithms.expert_pool import (
     Block,
     Common,
     Download,
+    Start,
     Trained,
     check_trained,
     mean_common,
     routed_model,
     starting_common,
-    trained_bytes,
     trained_parts,
 )
+from coterie.algorithms.expert_sizes import ExpertSizes
 from coterie.algorithms.extraction import PUBLIC, extracted, public_tasks
 from coterie.algorithms.factors import (
     check_adapter,
-    factor_bytes,
     factor_of_pair,
     initial_factors,
-    pair_bytes,
     require_common_scale,
     require_equal_layers,
     require_equal_ranks,
 )
-from coterie.errors import ConfigError
 from coterie.maths.extraction import Descent
 from coterie.maths.keys import Key
 from coterie.protocol import (
@@ -60,7 +62,6 @@ from coterie.protocol import (
     Client,
     Federation,
     Fit,
-    Layer,
     Model,
     Once,
     Phase,
@@ -90,32 +91,21 @@ class State:
     contributions: dict[str, Tensor]
 
 
-@message
-class Start:
-    """A Once of the common pair's seed; the Key itself on arrival."""
-
-    init_key: Any
-
-
 @dataclass(frozen=True)
-class FedSEE(Algorithm):
+class FedSEE(ExpertSizes, Algorithm):
     """Supervised expert extraction with mixture-aware routing (FedSEE, Algorithm 1).
 
-    tasks: the public tasks that get an expert (None: all of which the server has examples). inference, training: U_i
-    (None: all M) and L_i of clients whose cards do not say. calibration, beta: what the mean use of experts is drawn
-    to, and by which weight. shared: whether there is a shared adapter; alike: whether all draw its first A alike.
+    Which experts there are, and who holds and trains how many: see ExpertSizes. calibration, beta: what the mean use of
+    experts is drawn to, and by which weight. alike: whether all draw the first A of the shared adapter alike.
     balanced: all clients contribute equally much to the experts together; else each expert takes what suits it
     (Theorem 2). steps, lr, regulariser, examples: of the extraction; without steps, experts are what contributions so
-    far make. smoothing: lambda, the share of new contributions. tau: from which contribution on an expert is trained.
-    router_lr: in learning rates. init_epochs: E_init (None: as in every round).
+    far make. smoothing: lambda, the share of new contributions. tau: from which share of what it contributes to the
+    experts that it routes to a client trains one. router_lr: in learning rates. init_epochs: E_init (None: as in every
+    round).
     """
 
-    tasks: tuple[str, ...] | None = None
-    inference: int | None = None
-    training: int = 1
     calibration: Literal["mixture", "uniform", "none"] = "mixture"
     beta: float = 1e-3
-    shared: bool = True
     alike: bool = False
     balanced: bool = True
     steps: int = 50
@@ -143,6 +133,7 @@ class FedSEE(Algorithm):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 < self.smoothing <= 1 and 0 <= self.tau < 1 and self.beta >= 0 and self.steps >= 0):
             raise ValueError(
                 f"smoothing ({self.smoothing:g}) must be in (0, 1], tau ({self.tau:g}) in [0, 1), beta ({self.beta:g}) "
@@ -160,7 +151,7 @@ class FedSEE(Algorithm):
         require_equal_layers(federation, "FedSEE")
         tasks = public_tasks(server.data, self.tasks)
         for card in federation.cards:
-            self._capacity(card, len(tasks))
+            self.capacity(card, len(tasks))
         return State(server.key("init"), tasks, len(federation.cards), {}, [], None, {})
 
     def send(self, state: State, card: Card) -> Start | Download:
@@ -168,7 +159,8 @@ class FedSEE(Algorithm):
             return Start(Once(state.init_key))  # line 5
         M = len(state.tasks)
         column = state.contributions.get(card.id, torch.ones(M))
-        assignment = assigned(column, self._capacity(card, M), self.tau)  # line 14
+        held = self.capacity(card, M)
+        assignment = assigned(column, held.inference, held.training, self.tau)  # line 14
         experts = {m: state.experts[m] for m in assignment.inference}  # line 12
         shared_key = Once(state.init_key) if self.alike else None
         return Download(Once(state.A), experts, state.common, assignment, shared_key)
@@ -189,13 +181,16 @@ class FedSEE(Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> Program:
         if not state.A:
-            sent, common = uploads, None
-            A = sent.mean(lambda pair: factor_of_pair(pair, "A"))  # line 7
+            sent = uploads.where(lambda one: not isinstance(one.payload, Trained))
+        else:
+            M = len(state.tasks)
+            sent = uploads.where(lambda one: isinstance(one.payload, Trained) and one.payload.fits(M))
+        if not len(sent):
+            return state
+        if not state.A:
+            A, common = sent.mean(lambda pair: factor_of_pair(pair, "A")), None  # line 7
             pool = [(one.card.id, factor_of_pair(one.payload, "B")) for one in sent]
         else:
-            sent = uploads.where(lambda one: one.payload.fits(len(state.tasks)))
-            if not len(sent):
-                return state
             A, common = state.A, mean_common(sent, sent.entries[0].card.rank)  # line 17
             pool = [(one.card.id, block) for one in sent for block in one.payload.blocks.values()]
         around = {} if common is None else common.terms
@@ -208,7 +203,7 @@ class FedSEE(Algorithm):
 
     def check(self, payload: Any, card: Card) -> None:
         if isinstance(payload, Trained):
-            check_trained(payload, card, self.shared, card.trained_experts or self.training)
+            check_trained(payload, card, self.shared, self.trainable(card))
         else:
             check_adapter(payload, card, card.rank)
 
@@ -224,37 +219,4 @@ class FedSEE(Algorithm):
         return None  # each client routes over the experts in its own way
 
     def measures(self, state: State, federation: Federation, seen: Mapping[str, Any]) -> dict[str, Any]:
-        columns = {name: column / column.sum().clamp(min=1e-12) for name, column in state.contributions.items()}
-        tasks = [task.removeprefix(PUBLIC) for task in state.tasks]
-        told = {name: dict(zip(tasks, column.tolist(), strict=True)) for name, column in columns.items()}
-        largest = [max(shares.values()) for shares in told.values()]
-        return {"concentration": sum(largest) / len(largest), "contributions": told} if largest else {}
-
-    def in_federation(self, federation: Federation) -> FedSEE:
-        return replace(self, tasks=public_tasks(federation.server_data, self.tasks))
-
-    def bytes_up(self, layer: Layer, card: Card) -> int:
-        blocks = self._capacity(card, self._experts).training
-        return trained_bytes(layer, card.rank, blocks, self._experts, self.shared)
-
-    def bytes_down(self, layer: Layer, card: Card) -> int:
-        blocks = self._capacity(card, self._experts).inference
-        return trained_bytes(layer, card.rank, blocks, self._experts, self.shared)
-
-    def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
-        if phase.name == "init":
-            return pair_bytes(layer, card.rank), 0
-        if number > 2:
-            return self.bytes_up(layer, card), self.bytes_down(layer, card)
-        experts = self._capacity(card, self._experts).inference  # nobody has trained anything else yet
-        return self.bytes_up(layer, card), experts * factor_bytes(layer, card.rank, "B")
-
-    def _capacity(self, card: Card, experts: int) -> Capacity:
-        return capacity(card, experts, self.inference, self.training)
-
-    @property
-    def _experts(self) -> int:
-        """M, known in a federation."""
-        if self.tasks is None:
-            raise ConfigError("FedSEE has as many experts as public tasks; name them, or ask in_federation")
-        return len(self.tasks)
+        return concentration(state.contributions, [task.removeprefix(PUBLIC) for task in state.tasks])

@@ -178,9 +178,10 @@ def site_models(
 def objective(view: Evaluation, parties: Mapping[str, tuple[Party, float]]) -> dict[str, float]:
     """The clients' objectives at the end of local training, over those who answered.
 
-    task: sum p_i f_i, f_i the task loss on the first `objective_examples` training examples. local: with the
-    penalties that the clients trained with (FedPA-LoRA, Eq. 81). The joint objective with the new reference (Eq. 20)
-    is task plus the method's own `regulariser`, after aggregation.
+    task: sum p_i f_i, f_i the task loss on the first `objective_examples` training examples. local: with those of the
+    penalties they trained with that the model alone decides (FedPA-LoRA, Eq. 81); a routing penalty, which depends on
+    a mini-batch (FedSEE's KL, Eq. 14), is left out. The joint objective with the new reference (Eq. 20) is task plus
+    the method's own `regulariser`, after aggregation.
     """
     limit = view.setting.measuring.objective_examples
     asked = {
