@@ -10,35 +10,27 @@ import torch
 from conformance.harness import LAYERS, Outcome, cards, fading_training, play, play_phases, random_training, server
 from engines.world import FAST, base, text, with_sites, world
 from engines.world import play as play_run
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from coterie.algorithms import FedSEE
-from coterie.algorithms.contributions import assigned, calibrating, smoothed, warm_start
 from coterie.algorithms.expert_pool import Common, Download, Start, Trained, routed_model
-from coterie.algorithms.expert_sizes import Capacity, ExpertSizes
 from coterie.algorithms.extraction import extracted
 from coterie.algorithms.fedsee import State
 from coterie.data.text import TextSet
 from coterie.engines.setting import Fault, Site
 from coterie.engines.sites import Volatile, load_record
-from coterie.errors import ConfigError, ModelError
+from coterie.errors import ConfigError
 from coterie.maths.extraction import Descent, flat, mixtures, weight_gradients
 from coterie.maths.keys import root_key
-from coterie.maths.simplex import balanced, block_sums
 from coterie.protocol import (
-    Card,
     Client,
     Evaluate,
     Federation,
     Fit,
     Gradient,
-    Layer,
     LowRank,
     Memory,
     Model,
-    Phase,
     Routed,
     Upload,
     Uploads,
@@ -170,101 +162,6 @@ def test_a_drawn_sample_of_the_servers_examples_is_another_one_at_each_request()
     (done,) = executor.answer([Ask("server", whole, "base", frozen.head, chosen, root)])
     assert isinstance(done, Done) and all(torch.equal(done.answer[n], first[n]) for n in first)  # type: ignore[index]
     assert all(torch.equal(v, of(99, 3)[n]) for n, v in of(None, 4).items())
-
-
-# Contributions.
-
-
-def feasible(seed: int, M: int, N: int) -> Tensor:
-    return balanced(root_key(seed).uniform((M, N), 0.1, 1.0, WIDE), torch.arange(N), N, sweeps=200)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 10**6), st.floats(0.05, 1.0))
-def test_smoothed_contributions_of_all_clients_stay_feasible(M: int, N: int, seed: int, rate: float) -> None:
-    before, found = feasible(seed, M, N), feasible(seed + 1, M, N)
-    names = [str(i) for i in range(N)]
-    C = smoothed(dict(zip(names, before.T, strict=True)), dict(zip(names, found.T, strict=True)), rate, N)
-    now = torch.stack([C[name] for name in names], dim=1)
-    assert torch.allclose(now, (1 - rate) * before + rate * found, atol=1e-14)
-    assert torch.allclose(now.sum(dim=1), torch.ones(M, dtype=WIDE), atol=1e-9)
-    assert torch.allclose(now.sum(dim=0), torch.full((N,), M / N, dtype=WIDE), atol=1e-9)
-
-
-def test_absent_clients_keep_their_columns_and_all_sums_stay_m_over_n() -> None:
-    before, found = feasible(1, 3, 4), feasible(2, 3, 2)
-    old = dict(zip("abcd", before.T, strict=True))
-    now = smoothed(old, {"b": found[:, 0], "d": found[:, 1]}, 0.9, 4)
-    assert torch.equal(now["a"], old["a"]) and torch.equal(now["c"], old["c"])
-    assert torch.allclose(now["b"], 0.1 * old["b"] + 0.9 * found[:, 0] / 2, atol=1e-14)
-    assert all(float(column.sum()) == pytest.approx(3 / 4, abs=1e-9) for column in now.values())
-    late = smoothed({"a": old["a"]}, {"b": found[:, 0], "d": found[:, 1]}, 0.9, 4)
-    assert torch.allclose(late["b"], found[:, 0] / 2) and float(late["b"].sum()) == pytest.approx(3 / 4, abs=1e-9)
-
-
-def test_weights_start_from_contributions_spread_over_a_clients_blocks() -> None:
-    C = {"a": torch.tensor([0.6, 0.2], dtype=WIDE), "b": torch.tensor([0.1, 0.5], dtype=WIDE)}
-    omega = warm_start(C, ["a", "a", "b", "c"], 2, 4)
-    expected = [[0.3, 0.3, 0.1, 0.25], [0.1, 0.1, 0.5, 0.25]]
-    assert torch.allclose(omega, torch.tensor(expected, dtype=WIDE))
-
-
-def of(*column: float, U: int = 4, L: int = 1, tau: float = 0.05) -> Any:
-    return assigned(torch.tensor(column, dtype=WIDE), U, L, tau)
-
-
-def test_assignment_ranks_cuts_and_normalises_over_what_is_kept() -> None:
-    one = of(0.1, 0.4, 0.2, 0.3, U=3, L=2)
-    assert one.inference == (1, 2, 3) and one.active == (1, 3)
-    assert one.target == pytest.approx((0.0, 4 / 9, 2 / 9, 3 / 9))
-    assert of(0.1, 0.4, 0.2, 0.3).active == (1,) and of(0.1, 0.4, 0.2, 0.3, L=4).active == (0, 1, 2, 3)
-
-
-def test_the_floor_leaves_fewer_to_train_but_never_none() -> None:
-    assert of(0.04, 0.9, 0.03, 0.03, L=4).active == (1,)
-    assert of(0.2, 0.3, 0.3, 0.2, L=3, tau=0.25).active == (1, 2)
-    assert of(0.2, 0.3, 0.3, 0.2, L=3, tau=0.5).active == (1,)
-    assert of(0.5, 0.5, 0.0, 0.0, U=2, L=2, tau=0.5).active == (0, 1)
-
-
-def test_the_floor_is_for_shares_of_what_a_client_routes_to_however_little_it_contributes() -> None:
-    """Columns sum to M / N: each of 40 clients' contributions to 4 experts are a tenth of their shares."""
-    assert of(0.01, 0.04, 0.02, 0.03, L=4).active == (0, 1, 2, 3)
-    assert of(0.01, 0.04, 0.02, 0.03, L=4, tau=0.25).active == (1, 3)
-    assert of(0.4, 1.6, 0.8, 1.2, L=4, tau=0.25).active == (1, 3)
-    assert of(0.4, 0.2, 0.2, 0.2, U=2, L=2, tau=0.3).active == (0, 1)
-
-
-def test_among_equal_contributions_lower_experts_count() -> None:
-    assert of(0.25, 0.25, 0.25, 0.25, U=2).inference == (0, 1)
-    assert of(0.1, 0.3, 0.3, 0.3, U=3, L=2).active == (1, 2)
-
-
-def test_a_client_that_contributes_nothing_has_an_even_target() -> None:
-    one = of(0.0, 0.0, 0.0, 0.0, U=2)
-    assert one.target == (0.5, 0.5, 0.0, 0.0) and one.active == (0,)
-
-
-def test_calibration_is_to_the_mixture_evenly_to_what_is_routed_to_or_none() -> None:
-    one = of(0.1, 0.4, 0.2, 0.3, U=3)
-    (mixture,) = calibrating("mixture", 1e-3, one)
-    assert mixture.target.tolist() == pytest.approx(list(one.target)) and mixture.weight == 1e-3
-    (even,) = calibrating("uniform", 1e-3, one)
-    assert even.target.tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
-    assert calibrating("none", 1e-3, one) == [] and calibrating("mixture", 0.0, one) == []
-
-
-def test_a_cards_capacities_come_before_the_methods() -> None:
-    card = cards({"a": 2})[0]
-    method, wide = ExpertSizes(), ExpertSizes(inference=4, training=2)
-    assert method.capacity(card, 6) == Capacity(6, 1) and wide.capacity(card, 6) == Capacity(4, 2)
-    assert replace(wide, training=1).capacity(replace(card, routed_experts=3, trained_experts=2), 6) == Capacity(3, 2)
-    for U, L, M in ((2, 3, 6), (None, 3, 2), (7, 1, 6)):
-        with pytest.raises(ConfigError, match=r"^client a: it would train . of the . experts"):
-            ExpertSizes(inference=U, training=L).capacity(card, M)
-    for none in (replace(card, routed_experts=0), replace(card, trained_experts=0)):
-        with pytest.raises(ConfigError, match=r"^client a: it would train . of the . experts"):
-            wide.capacity(none, 6)
 
 
 # A client's half.
@@ -427,19 +324,6 @@ def test_without_the_shared_pair_there_is_none_anywhere() -> None:
     for outcome in rounds(replace(QUICK, shared=False))[1:]:
         assert all("shared" not in model for model in outcome.fitted.values())
         assert all(payload.common.shared == {} for payload in outcome.payloads.values())
-
-
-def test_a_fixed_mixture_is_what_a_router_blind_to_its_input_makes() -> None:
-    """p(x) = softmax(b) for every x: the routed term is the static adapter sum_m p_m B_m A^global."""
-    download: Download = rounds(QUICK)[2].downloads["a"]
-    assert download.common is not None
-    blind = replace(download.common, router={name: torch.zeros_like(r) for name, r in download.common.router.items()})
-    card = cards({"a": 2})[0]
-    x = root_key(3).normal((5, LAYERS["first"].d_in))
-    term = routed_model(card, download, blind)["experts"]["first"]
-    p = blind.bias["first"].softmax(dim=0)
-    mixed = sum(p[m] * download.experts[m]["first"] for m in range(3))
-    assert torch.allclose(term.apply(x), card.scale * x @ (mixed @ download.A["first"]).T, atol=1e-5)  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -642,24 +526,6 @@ def test_equal_experts_make_the_router_of_no_consequence() -> None:
 # What travels, and what is refused.
 
 
-def test_bytes_are_those_of_the_specification() -> None:
-    """m = n = 1024, r = 4, M = 6, L = 1: 16 384 + 32 768 + 24 600 up, 98 304 + 32 768 + 24 600 down."""
-    layer, card = Layer(1024, 1024), Card("a", 4, 10, 2.0, {"w": Layer(1024, 1024)})
-    tasks = tuple(f"public/{m}" for m in range(6))
-    one = FedSEE().in_federation(Federation((card,), 10, tasks))
-    assert one.bytes_up(layer, card) == 16_384 + 32_768 + 24_600
-    assert one.bytes_down(layer, card) == 98_304 + 32_768 + 24_600
-    main, init = Phase("main", 10), Phase("init", 1)
-    assert one.bytes_of_round(layer, card, 1, init) == (32_768, 0)
-    assert one.bytes_of_round(layer, card, 2, main) == (one.bytes_up(layer, card), 98_304)
-    assert one.bytes_of_round(layer, card, 3, main) == (one.bytes_up(layer, card), one.bytes_down(layer, card))
-    assert replace(one, training=6).bytes_up(layer, card) == one.bytes_down(layer, card)
-    assert replace(one, shared=False).bytes_up(layer, card) == 16_384 + 24_600
-    assert replace(one, shared=False).bytes_down(layer, card) == 98_304 + 24_600
-    with pytest.raises(ConfigError, match="in_federation"):
-        FedSEE().bytes_up(layer, card)
-
-
 def test_a_global_travels_once_to_each_client() -> None:
     first, second, third = rounds(QUICK)
     held = sum(2 * layer.d_in for layer in LAYERS.values()) * 4
@@ -687,37 +553,6 @@ def test_values_that_cannot_be_meant_are_refused() -> None:
     for options in [*wrong, {"steps": -1}, {"examples": 0}, {"inference": 0}, {"training": 0}]:
         with pytest.raises(ValueError, match=f"{next(iter(options))} "):
             FedSEE(**options)
-
-
-@pytest.mark.parametrize(
-    ("spoilt", "said"),
-    [
-        (lambda sent: replace(sent, blocks={}), "1 to 1 blocks of 3 experts expected, not of"),
-        (lambda sent: replace(sent, blocks={3: next(iter(sent.blocks.values()))}), "not of .3."),
-        (lambda sent: replace(sent, blocks=dict.fromkeys((0, 1), next(iter(sent.blocks.values())))), "not of .0, 1."),
-        (lambda sent: replace(sent, blocks={0: {"first": torch.zeros(7, 2)}}), "the block of expert 0 must be"),
-        (lambda sent: replace(sent, common=replace(sent.common, shared={})), "one term for each of 2 layers"),
-        (lambda sent: replace(sent, common=replace(sent.common, router={})), "routers of every layer"),
-        (
-            lambda sent: replace(sent, common=replace(sent.common, bias=dict.fromkeys(LAYERS, torch.zeros(4)))),
-            "routers of every layer",
-        ),
-    ],
-)
-def test_an_upload_that_does_not_fit_is_named(spoilt: Any, said: str) -> None:
-    card, sent = cards({"a": 2})[0], rounds(QUICK)[1].payloads["a"]
-    QUICK.check(sent, card)
-    with pytest.raises(ModelError, match=f"client a: .*{said}"):
-        QUICK.check(spoilt(sent), card)
-
-
-def test_a_client_may_send_as_many_blocks_as_its_card_says_before_the_method_does() -> None:
-    card, sent = cards({"a": 2})[0], rounds(QUICK)[1].payloads["a"]
-    two = replace(sent, blocks=dict.fromkeys((0, 1), next(iter(sent.blocks.values()))))
-    QUICK.check(two, replace(card, trained_experts=2))
-    for algorithm, most in ((replace(QUICK, training=2), 1), (QUICK, 0)):
-        with pytest.raises(ModelError, match=f"client a: 1 to {most} blocks of 3 experts expected, not of .0, 1."):
-            algorithm.check(two, replace(card, trained_experts=most))
 
 
 def test_an_upload_for_another_number_of_experts_is_left_out() -> None:
@@ -773,8 +608,3 @@ def test_a_round_in_which_all_send_what_another_phase_asks_for_changes_nothing()
         with pytest.raises(StopIteration) as stopped:
             next(program)  # type: ignore[arg-type]
         assert stopped.value.value is state
-
-
-def test_block_sums_of_the_pool_are_the_contributions() -> None:
-    omega = torch.tensor([[0.5, 0.3, 0.2]], dtype=WIDE)
-    assert block_sums(omega, torch.tensor([0, 0, 1]), 2).tolist() == [[0.8, 0.2]]

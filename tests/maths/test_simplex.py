@@ -67,3 +67,8 @@ def test_weights_that_were_clipped_to_zero_do_not_stop_the_scaling() -> None:
 def test_a_client_without_a_column_is_refused() -> None:
     with pytest.raises(ValueError, match="of 2 clients only 1"):
         balanced(torch.ones(1, 2), torch.tensor([0, 0]), 2)
+
+
+def test_block_sums_of_the_pool_are_the_contributions() -> None:
+    omega = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
+    assert block_sums(omega, torch.tensor([0, 0, 1]), 2).tolist() == [[0.8, 0.2]]

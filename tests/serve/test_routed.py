@@ -178,6 +178,8 @@ def test_experts_that_a_client_may_not_use_have_no_share_in_the_static_fallback(
     found = _mixed(replace(one, allowed=allowed, outputs=None), shares)
     wanted = sum(one.expert(m).dense() for m in range(1, one.experts)) / (one.experts - 1)
     torch.testing.assert_close(found.dense(), wanted)
+    even = _mixed(replace(one, allowed=allowed, outputs=None), [1.0] + [0.0] * (one.experts - 1))
+    torch.testing.assert_close(even.dense(), wanted)  # its only contribution was to an expert that it may not use
 
 
 def test_a_static_fallback_without_shares_or_experts_is_refused(

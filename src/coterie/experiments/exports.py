@@ -105,12 +105,11 @@ def _in_shares(model: Model, shares: Sequence[float]) -> Model:
 
 def _mixed(term: Routed, shares: Sequence[float]) -> LowRank:
     """s sum_m c_m B_m A_m over the allowed experts, c their shares of one; of rank r where A is common, else M r."""
-    allowed = [share if term.allowed is None or bool(term.allowed[m]) else 0.0 for m, share in enumerate(shares)]
-    total = sum(allowed)
-    if total <= 0:  # it contributed to none of them, so that none is preferred
-        allowed = [1.0 if term.allowed is None or bool(term.allowed[m]) else 0.0 for m in range(len(shares))]
-        total = sum(allowed)
-    weighed = [share / total * B for share, B in zip(allowed, term.B, strict=True)]
+    usable = [True] * term.experts if term.allowed is None else term.allowed.tolist()
+    kept = [share if may else 0.0 for share, may in zip(shares, usable, strict=True)]
+    if sum(kept) == 0:  # it contributed to none of them, so that none is preferred
+        kept = [float(may) for may in usable]
+    weighed = [share / sum(kept) * B for share, B in zip(kept, term.B, strict=True)]
     if len(term.A) == 1:
         return LowRank(torch.stack(weighed).sum(dim=0), term.A[0], term.scale)
     return LowRank(torch.cat(weighed, dim=-1), torch.cat(term.A, dim=-2), term.scale)
