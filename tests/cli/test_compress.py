@@ -15,7 +15,7 @@ from experiments.decoders import write_decoder
 from coterie.cli.compress import _Bars, _Lines
 from coterie.compress.folder import read_notes
 from coterie.compress.text import calibration_and_held_out, last_states, perplexity, windows_of
-from coterie.errors import DataError, ModelError
+from coterie.errors import ConfigError, DataError, ModelError
 from coterie.experiments.compression import Calibration, compress_model, read_texts
 from coterie.maths.keys import root_key
 from coterie.models.loading import load_whole
@@ -94,7 +94,7 @@ def test_an_encoder_is_told_how_far_its_states_move(
         (("--length", "5000"), "windows of 5000 tokens are longer than the model takes; use at most 2048"),
         (("--text", "nowhere.txt"), "nowhere.txt: cannot be read"),
         (("--text", "moviee"), "there is no task 'moviee'; did you mean 'movie'?"),
-        (("-o", "."), "is there already"),
+        (("-o", "."), "is where you are; name a new folder"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
@@ -142,6 +142,17 @@ def test_a_folder_that_is_there_is_told_before_the_model_is_looked_for(tmp_path:
     (tmp_path / "x").write_text("")
     with pytest.raises(ModelError, match="is there already"):
         compress_model("./nowhere", tmp_path, ratio=0.5, calibration=Calibration("nowhere.txt"))
+
+
+def test_a_device_that_is_not_there_and_a_folder_without_a_name_are_told_in_one_line(
+    decoder: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Calibration(str(prose), samples=6, length=12, held_out=40)
+    with pytest.raises(ConfigError, match=r"^device 'nowhere': [^\n]+$"):
+        compress_model(str(decoder), tmp_path / "x", ratio=0.5, method="svd", calibration=text, device="nowhere")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="is where you are; name a new folder"):
+        compress_model(str(decoder), Path("."), ratio=0.5, method="svd", calibration=text)
 
 
 def test_what_takes_long_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

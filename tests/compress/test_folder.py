@@ -170,6 +170,17 @@ def test_a_checkpoint_that_lacks_weights_is_not_compressed(tmp_path: Path) -> No
         load_whole(tmp_path / "nowhere")
 
 
+def test_a_checkpoint_of_other_shapes_than_its_configuration_is_refused(tmp_path: Path, small: Path) -> None:
+    place = write_decoder(tmp_path / "decoder", "llama")
+    for folder, setting in ((place, "intermediate_size"), (small, "vocab_size")):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config[setting] += 8
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        for load in (load_whole, lambda it: load_language_base(it, targets="all-linear")):
+            with pytest.raises(ModelError, match=r"is damaged: its files give .* the shape"):
+                load(str(folder))
+
+
 def test_factors_are_not_quantised_as_well(small: Path) -> None:
     pytest.importorskip("bitsandbytes")
     with pytest.raises(ModelError, match="is compressed"):

@@ -158,11 +158,12 @@ def test_losses_near_one_neither_explode_nor_change_sign() -> None:
 @pytest.mark.parametrize(("m", "n"), [(6, 9), (9, 6)])
 def test_dobi_projects_outputs_on_the_pooled_directions_of_its_batches(m: int, n: int) -> None:
     W, X = layer(m, n, 60)
-    batches = [X[:, :25], X[:, 25:40], X[:, 40:]]
-    for k in range(1, min(m, n) + 1):
-        method = Dobi()
-        made = method.terms(("l",), W, seen(*batches, inputs=method.inputs(W, k))).cut(k).product()
-        assert torch.allclose(made, dense_dobi(W, batches, k), atol=1e-8)
+    long, short = [X[:, :25], X[:, 25:40], X[:, 40:]], [X[:, at : at + 3] for at in range(0, 60, 3)]
+    for batches in (long, short):  # also of fewer tokens than the rank
+        for k in range(1, min(m, n) + 1):
+            method = Dobi()
+            made = method.terms(("l",), W, seen(*batches, inputs=method.inputs(W, k))).cut(k).product()
+            assert torch.allclose(made, dense_dobi(W, batches, k), atol=1e-8)
 
 
 def test_dobi_s_projection_is_idempotent_and_with_one_batch_svd_llm_s() -> None:

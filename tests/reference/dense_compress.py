@@ -30,7 +30,8 @@ def dense_dobi(W: Tensor, batches: Sequence[Tensor], k: int) -> Tensor:
     """W projected on the first eigenvectors of the sum of each batch's projector; batches (d_in, T_b)."""
     pooled = torch.zeros(len(W), len(W), dtype=W.dtype)
     for X in batches:
-        V = torch.linalg.svd((W @ X).mT).Vh[:k]
+        _, S, V = torch.linalg.svd((W @ X).mT, full_matrices=False)
+        V = V[:k][S[:k] > 1e-6 * S[0]]  # no more directions than the batch has
         pooled += V.mT @ V
     F = torch.linalg.eigh(pooled).eigenvectors[:, -k:]
     return F @ F.mT @ W

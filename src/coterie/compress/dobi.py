@@ -44,8 +44,9 @@ class Activations(Inputs):
 
     def add(self, batch: Moments) -> None:
         super().add(batch)
-        _, E = torch.linalg.eigh(self.R @ batch.gram @ self.R.mT)
-        first = E[:, -self.rank :]
+        values, E = torch.linalg.eigh(self.R @ batch.gram @ self.R.mT)
+        # A batch of fewer tokens than the rank has fewer directions; the others are noise of its null space.
+        first = E[:, -self.rank :] * (values[-self.rank :] > 1e-12 * values[-1])
         self._pooled += first @ first.mT
         self._batches += 1
 
@@ -62,8 +63,8 @@ def projected(Q: Tensor, R: Tensor, projector: Tensor, covariance: Tensor, rank:
     the diagonal of V^T covariance V; so are all whose eigenvalues coincide.
     """
     values, F = torch.linalg.eigh(projector)
-    values, F = values.flip(-1)[:rank].clamp(0, 1), F.flip(-1)[:, :rank]
-    F = _ordered_where_equal(F, values, covariance)
+    values, F = values.flip(-1).clamp(0, 1), F.flip(-1)
+    values, F = values[:rank], _ordered_where_equal(F, values, covariance)[:, :rank]
     left, right = canonical_signs(Q @ F, F.mT @ R)
     root = torch.linalg.vector_norm(right, dim=-1).sqrt()
     inverse = torch.where(root > 0, 1 / root, 0)

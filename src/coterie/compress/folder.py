@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -57,6 +58,8 @@ def read_notes(folder: str | Path) -> Notes:
 
 def check_new(folder: Path) -> None:
     """Raises ModelError where something is there already."""
+    if not folder.name:
+        raise ModelError(f"{folder} is where you are; name a new folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ModelError(f"{folder} is there already; name a new folder")
 
@@ -83,10 +86,9 @@ def save(folder: Path, network: nn.Module, tokenizer: Any, notes: Notes) -> None
         if folder.exists():
             folder.rmdir()
         fresh.rename(folder)
-    except OSError as error:
-        raise RunError(
-            f"{folder}: cannot be written ({error.strerror or error}); free space, then try again"
-        ) from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{folder}: cannot be written ({reason}); free space, then try again") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

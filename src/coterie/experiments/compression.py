@@ -115,7 +115,10 @@ def compress_model(
     _require_plain(network, names)
     text, held = _windows(network, tokenizer, texts, chosen)
     tell = advance or (lambda what, done, total: None)
-    network.to(device)
+    try:
+        network.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch's own words for a device that is not there
+        raise ConfigError(f"device {device!r}: {str(error).splitlines()[0]}") from error
 
     started = time.monotonic()
     language = is_language_network(network)

@@ -323,7 +323,18 @@ def _load(auto: Any, name: str, attention: str, dtype: str, **options: Any) -> t
         except Exception as error:  # transformers raises many kinds; a user needs the one line
             raise ModelError(_cannot_load(name, error)) from error
     keep_trainable(network)
+    _require_shapes(name, report)
     return network, tokenizer, sorted(report["missing_keys"])
+
+
+def _require_shapes(name: str, report: Mapping[str, Any]) -> None:
+    """Raises ModelError where files and configuration differ in a shape, but for the head's, which is drawn anew."""
+    odd = sorted((key, tuple(held), tuple(built)) for key, held, built in report["mismatched_keys"])
+    for key, held, built in odd:
+        if not in_head(key):
+            raise ModelError(
+                f"{name!r} is damaged: its files give {key} the shape {held}, its configuration {built}; copy it again"
+            )
 
 
 def _load_compressed(
@@ -348,9 +359,11 @@ def _load_compressed(
                 ignore_mismatched_sizes=True,
                 **options,
             )
-            return network, tokenizer, finish(network, kind, notes, report)
+            missing = finish(network, kind, notes, report)
         except Exception as error:  # as in `_load`
             raise ModelError(_cannot_load(name, error)) from error
+    _require_shapes(name, report)
+    return network, tokenizer, missing
 
 
 def _frozen(network: nn.Module, tokenizer: Any, attention: str | None, missing: Sequence[str]) -> float:
