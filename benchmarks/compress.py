@@ -25,7 +25,7 @@ import torch
 from coterie.assets import AssetError, fetch
 from coterie.compress import METHODS, cut, rank_layers
 from coterie.compress.text import calibration_and_held_out, perplexity, windows_of
-from coterie.experiments.compression import read_texts
+from coterie.data.tasks.registry import load_pool
 from coterie.maths.keys import root_key
 from coterie.models.loading import load_whole
 from coterie.models.targets import select_layers
@@ -49,7 +49,9 @@ def measure(methods: list[str], ratios: list[float]) -> tuple[float, int, list[R
     """The perplexity of the model as it is, how many tokens were predicted, and a row for each method and ratio."""
     network, tokenizer = load_whole(fetch("smollm2"))
     names = list(select_layers(network, "all-linear"))
-    windows = windows_of(tokenizer, read_texts("nyt"), LENGTH)
+    # All of it: nothing else is tested on these articles.
+    articles = [f"{text.strip()}\n" for text, _ in load_pool("nyt").train.contents() if text.strip()]
+    windows = windows_of(tokenizer, articles, LENGTH)
     text, held = calibration_and_held_out(windows, SAMPLES, HELD_OUT, root_key(0).fold("calibration"))
     before, tokens = perplexity(network, held)
     print(f"as it is: perplexity {before:.2f} on {tokens:,} tokens", flush=True)

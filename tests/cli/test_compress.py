@@ -11,16 +11,19 @@ import pytest
 import torch
 import toy
 from experiments.decoders import write_decoder
+from safetensors.torch import load_file
 
 from coterie.cli.compress import _Bars, _Lines
-from coterie.compress.folder import read_notes
+from coterie.compress.folder import WEIGHTS, read_notes
 from coterie.compress.text import calibration_and_held_out, last_states, perplexity, windows_of
-from coterie.errors import ConfigError, DataError, ModelError
+from coterie.data.tasks import load_task
+from coterie.errors import ConfigError, DataError, ModelError, RunError
 from coterie.experiments.compression import Calibration, compress_model, read_texts
 from coterie.maths.keys import root_key
 from coterie.models.loading import load_whole
 
 Coterie = Callable[..., Any]
+KEY = root_key(0).fold("calibration")
 SHORT = ("--samples", "6", "--length", "12", "--held-out", "40")
 
 
@@ -51,7 +54,7 @@ def test_a_decoder_is_compressed_measured_and_loads_again(
     assert figures["bytes"]["after"] == sum(4 * value.numel() for value in network.parameters())
     assert figures["bytes"]["before"] > figures["bytes"]["after"]
     windows = windows_of(tokenizer, read_texts(str(prose)), 12)
-    _, held = calibration_and_held_out(windows, 6, 4, root_key(0).fold("calibration"))
+    _, held = calibration_and_held_out(windows, 6, 4, KEY)
     found, tokens = perplexity(network, held)
     assert tokens == figures["perplexity"]["tokens"] == 44
     assert figures["perplexity"]["after"] == pytest.approx(found, rel=1e-5)
@@ -60,6 +63,38 @@ def test_a_decoder_is_compressed_measured_and_loads_again(
     assert set(figures["output_error"]) == set(notes.ranks) and len(notes.ranks) == 14
     assert all(0 < error < 1 for error in figures["output_error"].values())
     assert json.loads((tmp_path / "small" / "compression.json").read_text())["method"] == "svd-llm"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_checkpoint_of_half_precision_stays_so_and_its_sizes_are_those_of_the_files(
+    coterie: Coterie, decoder: Path, prose: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    network, tokenizer = load_whole(decoder)
+    network.to(dtype).save_pretrained(tmp_path / "half")
+    tokenizer.save_pretrained(tmp_path / "half")
+    told = coterie("compress", "./half", "--ratio", "0.5", "--text", prose, *SHORT, "-o", "small")
+    assert told.code == 0, told
+    figures = read_notes(tmp_path / "small").figures
+    for place, said in (("half", "before"), ("small", "after")):
+        stored = load_file(tmp_path / place / WEIGHTS)
+        assert {value.dtype for value in stored.values()} == {dtype}
+        assert figures["bytes"][said] == sum(2 * value.numel() for value in stored.values())
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert config["dtype"] == figures["dtype"] == str(dtype).removeprefix("torch.")
+    # What is told of the model afterwards is of the rounded factors.
+    loaded, _ = load_whole(tmp_path / "small")
+    _, held = calibration_and_held_out(windows_of(tokenizer, read_texts(str(prose)), 12), 6, 4, KEY)
+    assert figures["perplexity"]["after"] == pytest.approx(perplexity(loaded, held)[0], rel=1e-6)
+
+
+def test_the_seed_chooses_the_text(coterie: Coterie, decoder: Path, prose: Path, tmp_path: Path) -> None:
+    errors = {}
+    for out, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert coterie("compress", decoder, "--text", prose, *SHORT, "--seed", seed, "-o", out).code == 0
+        figures = read_notes(tmp_path / out).figures
+        assert figures["calibration"]["seed"] == seed
+        errors[out] = figures["output_error"]
+    assert errors["a"] == errors["b"] != errors["c"]
 
 
 def test_an_encoder_is_told_how_far_its_states_move(
@@ -73,7 +108,7 @@ def test_an_encoder_is_told_how_far_its_states_move(
     (before, tokenizer), (after, _) = load_whole(tiny_base), load_whole(place)
     windows = windows_of(tokenizer, read_texts(str(prose)), 12)
     assert (windows[:, 0] == tokenizer.cls_token_id).all() and (windows[:, -1] == tokenizer.sep_token_id).all()
-    _, held = calibration_and_held_out(windows, 6, 4, root_key(0).fold("calibration"))
+    _, held = calibration_and_held_out(windows, 6, 4, KEY)
     states = [last_states(network, held) for network in (before, after)]
     moved = float((states[1] - states[0]).norm() / states[0].norm())
     assert notes.figures["hidden_states"]["relative_error"] == pytest.approx(moved, rel=1e-4)
@@ -95,6 +130,12 @@ def test_an_encoder_is_told_how_far_its_states_move(
         (("--text", "nowhere.txt"), "nowhere.txt: cannot be read"),
         (("--text", "moviee"), "there is no task 'moviee'; did you mean 'movie'?"),
         (("-o", "."), "is where you are; name a new folder"),
+        (("-o", "something/small"), "something/small: cannot be written (Not a directory); name another place"),
+        (("-o", "x" * 252), "cannot be written (File name too long)"),
+        (("--method", "asvd", "alpha=nan"), "asvd: alpha nan must lie between 0 and 4"),
+        (("--method", "asvd", "alpha=.inf"), "asvd: alpha inf must lie between 0 and 4"),
+        (("--method", "dobi", "rate=nan"), "rate nan, a step as a share of a layer's size, above 0 and at most 1"),
+        (("--method", "dobi", "rate=1e300"), "above 0 and at most 1"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
@@ -136,12 +177,31 @@ def test_a_task_s_training_texts_serve_as_text(toy_assets: Path, monkeypatch: py
     monkeypatch.setenv("COTERIE_CACHE", str(toy_assets))
     texts = read_texts("movie")
     assert len(texts) > 100 and texts[0].endswith("\n")
+    # It has no test set of its own; what is split off as one is not calibrated on.
+    task = load_task("movie", seed_key=root_key(0))
+    assert len(texts) == len(task.train)
+    assert not {text.strip() for text, _ in task.test.contents()} & {text.strip() for text in texts}
 
 
 def test_a_folder_that_is_there_is_told_before_the_model_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
     with pytest.raises(ModelError, match="is there already"):
         compress_model("./nowhere", tmp_path, ratio=0.5, calibration=Calibration("nowhere.txt"))
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_model_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.mkdir", refused)
+    with pytest.raises(RunError, match=r"new/small: cannot be written \(Permission denied\); name another place"):
+        compress_model("./nowhere", tmp_path / "new" / "small", ratio=0.5, calibration=Calibration("nowhere.txt"))
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=r"nowhere\.txt"):
+        compress_model("./nowhere", tmp_path / "new" / "small", ratio=0.5, calibration=Calibration("nowhere.txt"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_device_that_is_not_there_and_a_folder_without_a_name_are_told_in_one_line(

@@ -10,8 +10,9 @@ import torch
 from compress.worlds import frozen, windows
 from torch import Tensor, nn
 from training.small import bert, gpt2_lm, llama_lm
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import AlbertConfig, AlbertModel, T5Config, T5ForConditionalGeneration
 
+from coterie.compress import SVD, rank_layers
 from coterie.compress.calibration import BATCH_TOKENS, Stream, batched, blocks
 from coterie.compress.inputs import Inputs, energy
 from coterie.errors import ModelError
@@ -47,7 +48,6 @@ def test_streamed_moments_are_those_of_all_inputs_at_once(make) -> None:
     kept = {name: Inputs() for name in names}
     for block in stream.blocks:
         stream.step(block, {name: inputs for name, inputs in kept.items() if name.startswith(f"{block}.")})
-    stream.check()
     for name, X in gathered(network, text).items():
         if name not in kept:
             continue
@@ -99,11 +99,41 @@ def test_networks_without_one_list_of_blocks_are_refused() -> None:
         blocks(T5ForConditionalGeneration(config))
 
 
-def test_blocks_that_give_something_else_alone_are_refused() -> None:
-    network = frozen(llama_lm())
-    stream = Stream(network, windows(2, 5))
-    for block in stream.blocks:
-        stream.step(block)
-    stream.states[0] += 0.1
+class Mindful(nn.Module):
+    """Blocks that are each called with the embedded text as well, beside what the block before gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedded = nn.Embedding(60, 8)
+        self.layers = nn.ModuleList(Adding() for _ in range(2))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        states = first = self.embedded(input_ids)
+        for layer in self.layers:
+            states = layer(states, first)
+        return states
+
+
+class Adding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+
+    def forward(self, states: Tensor, first: Tensor) -> Tensor:
+        return states + self.proj(first)
+
+
+@pytest.mark.parametrize("count", [2, BATCH_TOKENS])  # of one batch, and of several
+def test_blocks_that_look_at_other_things_of_a_batch_than_its_states_are_refused(count: int) -> None:
+    network = frozen(Mindful())
+    with pytest.raises(ModelError, match=r"^Mindful cannot be run block by block: .* alone$"):
+        Stream(network, windows(count, 5))
     with pytest.raises(ModelError, match="cannot be run block by block"):
-        stream.check()
+        rank_layers(network, ["layers.0.proj"], SVD(), windows(count, 5), 0.5)
+
+
+def test_a_block_that_runs_more_than_once_is_refused() -> None:
+    sizes = {"embedding_size": 8, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    network = frozen(AlbertModel(AlbertConfig(vocab_size=60, num_hidden_layers=3, **sizes)))
+    with pytest.raises(ModelError, match=r"^AlbertModel does not run each of its blocks once, one after another$"):
+        rank_layers(network, list(select_layers(network, "all-linear")), SVD(), windows(4, 5), 0.5)

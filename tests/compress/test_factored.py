@@ -16,7 +16,7 @@ from coterie.maths.keys import root_key
 from coterie.models.loading import Base, from_language_network, from_network
 from coterie.models.targets import linears, shape_of
 from coterie.models.weights import plain_weight
-from coterie.protocol import BaseLog, Core, Layer, LowRank, Model
+from coterie.protocol import BaseLog, InnerCore, Layer, LowRank, Model
 
 NAMES = ["model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj", "model.layers.1.self_attn.q_proj"]
 
@@ -69,12 +69,7 @@ def test_the_server_gives_the_factors_of_such_a_layer_and_the_matrix_of_others(b
 
 
 def cores(base: Base, H: dict[str, torch.Tensor]) -> Model:
-    return Model(core={name: Core(*_between(base, name, H[name]), within=True) for name in base.factored})
-
-
-def _between(base: Base, name: str, H: torch.Tensor):
-    U, V = base.weight(name)
-    return U, H[None], V
+    return Model(core={name: InnerCore(H[name]) for name in base.factored})
 
 
 def test_a_core_of_ones_on_the_diagonal_changes_nothing_and_another_stands_between_the_factors(base: Base) -> None:

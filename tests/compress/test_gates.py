@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from compress.worlds import frozen, layer, windows
-from torch import Tensor
+from torch import Tensor, nn
 from training.small import llama_lm
 
-from coterie.compress import Dobi, cut, rank_layers
+from coterie.compress import METHODS, Compressor, Dobi, cut, rank_layers
 from coterie.compress.base import language_loss
-from coterie.compress.gates import StableSVD, gate, gated, inverse_differences, within_budget
+from coterie.compress.gates import (
+    StableSVD,
+    gate,
+    gated,
+    inverse_differences,
+    kept_share,
+    learnt_positions,
+    within_budget,
+)
+from coterie.compress.network import layers_in_blocks
 from coterie.compress.ranks import parameters
+from coterie.models.targets import select_layers
 from coterie.protocol import Layer
 
 
@@ -70,6 +82,40 @@ def test_ranks_are_rounded_down_and_all_that_the_ratio_pays_for() -> None:
     spent = sum(parameters(shapes[group], rank) for group, rank in ranks.items())
     assert spent <= 0.5 * 1400 and ranks[("c",)] == 1 and ranks[("b",)] > 2 * ranks[("a",)]
     assert 0.5 * 1400 - spent < 3 * 50
+
+
+def test_the_share_that_positions_stand_for_is_that_of_their_parameters() -> None:
+    shapes = {("a",): Layer(20, 30), ("b",): Layer(10, 40)}
+    share = kept_share(shapes, {("a",): torch.tensor(3.5), ("b",): torch.tensor(2.0)})
+    assert float(share) == pytest.approx((3.5 * 50 + 2 * 50) / 1000)
+    one = kept_share({("a",): Layer(20, 30)}, {("a",): torch.tensor(12.0)})
+    assert float(one) == pytest.approx(12 * 50 / 600)
+
+
+@pytest.mark.parametrize("start", [4, 28])
+def test_where_the_loss_does_not_care_positions_move_to_the_ratio(start: int) -> None:
+    network = frozen(llama_lm())
+    shapes = {("model.layers.0.mlp.down_proj",): Layer(32, 48)}
+
+    def indifferent(network: nn.Module, windows: Tensor) -> Tensor:
+        return 0 * language_loss(network, windows)
+
+    ranks = dict.fromkeys(shapes, start)
+    ((_, found),) = learnt_positions(
+        network, shapes, windows(4, 12), indifferent, ranks, 0.8, epochs=60, rate=0.03
+    ).items()
+    wanted = 0.8 * 32 * 48 / 80
+    assert abs(found - wanted) < 1.0 < abs(start - wanted)
+
+
+@pytest.mark.parametrize("method", [*(kind() for kind in METHODS.values()), Dobi(learned=True, epochs=2)])
+def test_networks_in_bfloat16_are_compressed_in_it(method: Compressor) -> None:
+    network = frozen(llama_lm()).to(torch.bfloat16)
+    names = layers_in_blocks(network, list(select_layers(network, "all-linear")))
+    made = cut(network, rank_layers(network, list(names), method, windows(4, 12), 0.6), method, 0.6)
+    factors = [network.get_submodule(name) for name in made.ranks]
+    assert {value.dtype for module in factors for value in (module.U, module.V)} == {torch.bfloat16}
+    assert math.isfinite(float(language_loss(network, windows(2, 12))))
 
 
 def test_learning_favours_the_layer_that_the_loss_needs_and_keeps_to_the_ratio() -> None:

@@ -134,6 +134,23 @@ def test_text_of_fewer_directions_than_the_layer_is_no_obstacle() -> None:
         assert output_error(W, terms.cut(4).product(), X) <= 1e-4 * output_error(W, torch.zeros_like(W), X)
 
 
+@pytest.mark.parametrize("factor", [1e-8, 1e-3, 1e4])
+def test_the_size_of_the_inputs_changes_no_truncation(factor: float) -> None:
+    W, X = layer(6, 10, 4)
+    for made in (whitened, eigen_whitened):
+        expected = made(W, X @ X.mT).cut(3).product()
+        found = made(W, factor**2 * (X @ X.mT)).cut(3).product()
+        assert torch.allclose(found @ X, expected @ X, rtol=1e-6, atol=1e-6 * float((W @ X).norm()))
+        assert torch.allclose(found, expected, atol=1e-3 * float(W.norm()))
+    L = factor_of(factor**2 * (X @ X.mT))
+    assert torch.allclose(L @ L.mT, factor**2 * X @ X.mT, atol=1e-8 * factor**2 * float(X.norm()) ** 2)
+
+
+def test_a_layer_without_any_input_is_factored_all_the_same() -> None:
+    nothing = torch.zeros(4, 4, dtype=torch.float64)
+    assert torch.equal(factor_of(nothing), torch.eye(4, dtype=torch.float64))
+
+
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=8), st.floats(0, 0.99))
 def test_the_shares_that_are_removed_have_the_wanted_mean_and_stay_below_their_bound(
     losses: list[float], removed: float
@@ -222,6 +239,55 @@ def test_the_best_scores_of_all_groups_are_nested_and_within_the_budget(lists: l
         kept = [float(s) for group, found in scores.items() for s in found[1 : large[group]]]
         left = [float(s) for group, found in scores.items() for s in found[large[group] :]]
         assert not kept or max(left) <= min(kept)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 12), st.integers(1, 12), st.lists(st.floats(0, 1), min_size=1, max_size=6)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.floats(0.05, 1),
+)
+def test_the_best_scores_of_groups_of_unequal_shapes_are_taken_while_their_own_parameters_are_paid_for(
+    given_: list[tuple[int, int, list[float]]], ratio: float
+) -> None:
+    scores = {(f"g{i}",): torch.tensor(sorted(found, reverse=True)) for i, (_, _, found) in enumerate(given_)}
+    shapes = {(f"g{i}",): Layer(m, n) for i, (m, n, _) in enumerate(given_)}
+    left = ratio * sum(m * n for m, n, _ in given_) * (1 + 1e-12) - sum(m + n for m, n, _ in given_)
+    expected = dict.fromkeys(scores, 1)
+    further = [(float(score), j, group) for group, all_ in scores.items() for j, score in enumerate(all_) if j]
+    for _, _, group in sorted(further, key=lambda found: (-found[0], found[1])):
+        left -= shapes[group].d_out + shapes[group].d_in
+        if left < 0:
+            break
+        expected[group] += 1
+    assert best_scores(scores, shapes, ratio) == expected
+
+
+def test_a_wide_layer_pays_more_for_a_term_than_a_narrow_one() -> None:
+    scores = {("wide",): torch.tensor([9.0, 8.0, 1.0]), ("narrow",): torch.tensor([7.0, 6.0, 5.0, 4.0])}
+    shapes = {("wide",): Layer(30, 30), ("narrow",): Layer(10, 10)}
+    # 1,000 parameters in all; the first terms cost 80, then 8 costs 60, and 6, 5, 4 cost 20 each.
+    for budget, ranks in ((80, (1, 1)), (139, (1, 1)), (140, (2, 1)), (160, (2, 2)), (199, (2, 3)), (200, (2, 4))):
+        assert tuple(best_scores(scores, shapes, budget / 1000).values()) == ranks
+
+
+@pytest.mark.parametrize("scaling", ["none", "diagonal", "whitened"])
+def test_qsvd_scales_the_inputs_of_query_key_and_value_as_told_and_of_other_layers_as_asvd(scaling: str) -> None:
+    W, X = layer(9, 6, 40)
+    inputs, method = seen(X), QSVD(scaling=scaling)
+    made = {
+        "none": SVD().terms(("l",), W, inputs),
+        "diagonal": ASVD(0.5).terms(("l",), W, inputs),
+        "whitened": SVDLLM().terms(("l",), W, inputs),
+    }
+    products = {name: terms.cut(3).product() for name, terms in made.items()}
+    for group in (("a.q_proj", "a.k_proj", "a.v_proj"), ("a.c_attn",)):
+        found = method.terms(group, W, inputs).cut(3).product()
+        for name, product in products.items():
+            assert torch.allclose(found, product, atol=1e-9) == (name == scaling)
+    assert torch.allclose(method.terms(("a.o_proj",), W, inputs).cut(3).product(), products["diagonal"], atol=1e-9)
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:

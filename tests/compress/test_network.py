@@ -12,7 +12,7 @@ from reference.dense_compress import dense_left
 from torch import Tensor, nn
 from training.small import bert, gpt2_lm, llama_lm
 
-from coterie.compress import METHODS, QSVD, SVD, SVDLLM, SVDLLMV2, Dobi, FactoredLinear, cut, rank_layers
+from coterie.compress import ASVD, METHODS, QSVD, SVD, SVDLLM, SVDLLMV2, Dobi, FactoredLinear, cut, rank_layers
 from coterie.compress.base import Compressor, language_loss
 from coterie.compress.factored import matrix
 from coterie.compress.inputs import Inputs
@@ -129,6 +129,45 @@ def test_v2_gives_layers_of_one_kind_ranks_by_their_losses() -> None:
     shares = removed_ratios(losses, 0.5)
     assert [ranks[(name,)] for name in DOWN] == [int((1 - share) * 32 * 48 / 80) for share in shares]
     assert ranks[(DOWN[0],)] < uniform < ranks[(DOWN[1],)]
+
+
+def test_v2_s_refusal_speaks_of_the_ratio_that_was_asked_for() -> None:
+    network = frozen(llama_lm())
+    network.get_submodule(DOWN[1]).weight.data *= 1e4
+    ranking = rank_layers(network, DOWN, SVDLLMV2(), TEXT, 0.2)
+    with pytest.raises(ModelError) as caught:
+        cut(network, ranking, SVDLLMV2(), 0.06)
+    assert str(caught.value).startswith(
+        f"layer {DOWN[0]} (32 x 48) would keep a rank below 1: at ratio 0.06 SVD-LLM V2"
+    )
+    assert str(caught.value).endswith("of its parameters; take a larger ratio, or leave the layer out")
+    assert isinstance(network.get_submodule(DOWN[0]), nn.Linear)
+
+
+def test_v2_at_equal_ratios_is_svd_llm() -> None:
+    network = frozen(llama_lm()).double()
+    # One layer of each kind, so that all of them get the ratio that was asked for.
+    names = [f"model.layers.1.{part}" for part in ("self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj")]
+    made = []
+    for method in (SVDLLM(), SVDLLMV2()):
+        small = copy.deepcopy(network)
+        made.append((small, cut(small, rank_layers(small, names, method, LONG, 0.5), method, 0.5)))
+    (first, one), (second, two) = made
+    assert one.ranks == two.ranks
+    for name in names:
+        assert torch.allclose(product(first, name), product(second, name), atol=1e-7)
+        assert one.errors[name] == pytest.approx(two.errors[name], rel=1e-7)
+
+
+def test_qsvd_gives_layers_that_are_not_query_key_or_value_the_uniform_ratio_of_asvd() -> None:
+    network = frozen(llama_lm())
+    (small, made), (other, uniform) = compressed(network, QSVD(), 0.6), compressed(network, ASVD(), 0.6)
+    joint = {name for group in made.shared for name in group}
+    others = [name for name in made.ranks if name not in joint]
+    assert len(joint) == 6 and len(others) == 8
+    for name in others:
+        assert made.ranks[name] == uniform.ranks[name]
+        assert torch.allclose(product(small, name), product(other, name), atol=1e-5)
 
 
 def test_the_update_is_the_best_left_factor_for_what_the_compressed_network_feeds_it() -> None:

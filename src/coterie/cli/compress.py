@@ -46,8 +46,9 @@ def compress(
 ) -> None:
     """Replace the linear layers of a decoder or an encoder by two factors, along real text.
 
-    Embeddings and heads stay. The folder loads again like any model, as the base of a run too, and its compression.json
-    holds ranks, bytes, perplexity (of an encoder: how far hidden states move) and the output error of each layer.
+    Embeddings and heads stay, and the files' dtype. The folder loads by coterie, as the base of a run too, and its
+    compression.json holds ranks, bytes, perplexity (of an encoder: how far hidden states move) and the output error of
+    each layer.
     """
     from rich.console import Console
 

@@ -15,9 +15,13 @@ from torch import Tensor
 from coterie.compress.base import Compressor, Group
 from coterie.compress.inputs import Inputs
 from coterie.compress.ranked import Ranked, ranked_svd
+from coterie.errors import ConfigError
 
 FLOOR = 1e-6
 """Added to S, so that a channel that is always 0 can be divided by."""
+
+MOST_ALPHA = 4.0
+"""The largest power, twice the largest that the paper tries; far above it S overflows."""
 
 
 def channel_scaled(W: Tensor, magnitude: Tensor, alpha: float) -> Ranked:
@@ -37,6 +41,10 @@ class ASVD(Compressor):
     paper = "arXiv 2312.05821"
 
     alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= MOST_ALPHA:
+            raise ConfigError(f"asvd: alpha {self.alpha:g} must lie between 0 and {MOST_ALPHA:g}")
 
     def terms(self, group: Group, W: Tensor, inputs: Inputs) -> Ranked:
         return channel_scaled(W, inputs.magnitude, self.alpha)

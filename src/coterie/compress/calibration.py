@@ -65,18 +65,19 @@ def blocks(network: nn.Module) -> dict[str, nn.Module]:
 class Stream:
     """All windows of text as hidden states before the next block.
 
-    windows: (N, L) token ids. Raises ModelError where the blocks, run by themselves, do not give what the whole
-    network gives.
+    windows: (N, L) token ids, or images (N, 3, h, w). Raises ModelError where the blocks, run by themselves, do not
+    give what the whole network gives.
     """
 
     def __init__(self, network: nn.Module, windows: Tensor) -> None:
         self.network, self.blocks = network, blocks(network)
         device = next(network.parameters()).device
-        self._batches = [batch.to(device) for batch in batched(windows)]
+        batches = [batch.to(device) for batch in batched(windows)]
         with torch.no_grad(), _without_cache(network):
-            self._calls, self._expected = self._probed(self._batches[0])
-            self.states = [self._entering(batch) for batch in self._batches]
-        self._passed = 0
+            self._calls = self._probed(batches[0])
+            # What a block was called with suits the batch that showed it in any case, so another one has to tell.
+            self._require_equal(batches[-1] if len(batches) > 1 else batches[0].flip(-1))
+            self.states = [self._entering(batch) for batch in batches]
 
     def watch(self, name: str, watched: Mapping[str, Inputs]) -> None:
         """Show the inputs of some layers of a block to their `Inputs`; the states stay where they are."""
@@ -93,40 +94,50 @@ class Stream:
             for index, states in enumerate(self.states):
                 fresh()
                 self.states[index] = calls.on(block, states)
-        self._passed += 1
 
-    def check(self) -> None:
-        """After all blocks as they were: raises ModelError unless the states are those of the whole network."""
-        got, expected = self.states[0], self._expected
-        if self._passed != len(self.blocks) or not torch.allclose(got, expected, rtol=1e-2, atol=1e-3):
-            raise ModelError(
-                f"{type(self.network).__name__} cannot be run block by block: its blocks give other hidden states alone"
-            )
-
-    def _probed(self, batch: Tensor) -> tuple[dict[str, Call], Tensor]:
-        """How each block is called, and what leaves the last one."""
+    def _probed(self, batch: Tensor) -> dict[str, Call]:
+        """How each block is called in a whole pass."""
         calls: dict[str, Call] = {}
-        last: list[Tensor] = []
-        names = list(self.blocks)
+        order: list[str] = []
 
         def before(name: str) -> Any:
             def hook(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
                 by_name = not arguments
                 rest = {key: value for key, value in named.items() if not (by_name and key == "hidden_states")}
                 calls[name] = Call(arguments[1:], rest, by_name)
+                order.append(name)
 
             return hook
+
+        def stop(*_: Any) -> None:
+            raise _Stop
+
+        hooks = [block.register_forward_pre_hook(before(name), with_kwargs=True) for name, block in self.blocks.items()]
+        output = self.network.get_output_embeddings() if hasattr(self.network, "get_output_embeddings") else None  # type: ignore[operator]
+        if output is not None:  # logits of a large vocabulary would be the largest tensor of all
+            hooks.append(output.register_forward_pre_hook(stop))
+        _stopped(self.network, batch, hooks)
+        if order != list(self.blocks):
+            raise ModelError(f"{type(self.network).__name__} does not run each of its blocks once, one after another")
+        return calls
+
+    def _require_equal(self, batch: Tensor) -> None:
+        """Raises ModelError unless the blocks, one by one, make of a batch what the whole network makes of it."""
+        last: list[Tensor] = []
 
         def after(_: nn.Module, __: Any, output: Any) -> None:
             last.append(_hidden(output))
             raise _Stop
 
-        hooks = [block.register_forward_pre_hook(before(name), with_kwargs=True) for name, block in self.blocks.items()]
-        hooks.append(self.blocks[names[-1]].register_forward_hook(after))
-        _stopped(self.network, batch, hooks)
-        if len(calls) != len(self.blocks) or not last:
-            raise ModelError(f"{type(self.network).__name__} does not run its blocks one after another")
-        return calls, last[0]
+        *_, final = self.blocks.values()
+        _stopped(self.network, batch, [final.register_forward_hook(after)])
+        states = self._entering(batch)
+        for name, block in self.blocks.items():
+            states = self._calls[name].on(block, states)
+        if not torch.allclose(states, last[0], rtol=1e-2, atol=1e-3):
+            raise ModelError(
+                f"{type(self.network).__name__} cannot be run block by block: its blocks give other hidden states alone"
+            )
 
     def _entering(self, batch: Tensor) -> Tensor:
         """The hidden states of a batch before the first block."""
@@ -142,11 +153,20 @@ class Stream:
 
 
 def batched(windows: Tensor) -> list[Tensor]:
-    """Windows (N, L) in batches of one size: the largest divisor of N that keeps within `BATCH_TOKENS`."""
-    count, length = windows.shape
+    """Windows (N, L) in batches of one size: the largest divisor of N that keeps within `BATCH_TOKENS`.
+
+    Of images (N, 3, h, w), a token is taken to be 16 x 16 pixels.
+    """
+    count = len(windows)
+    length = windows.shape[1] if windows.dim() == 2 else -(-windows.shape[-2] * windows.shape[-1] // 256)
     most = max(1, BATCH_TOKENS // length)
     size = next(size for size in range(min(most, count), 0, -1) if count % size == 0)
     return list(torch.split(windows, size))
+
+
+def main_input(network: nn.Module) -> str:
+    """What the network's forward calls the windows: input_ids, or pixel_values."""
+    return str(getattr(network, "main_input_name", "input_ids"))
 
 
 def _hidden(output: Any) -> Tensor:
@@ -159,7 +179,7 @@ def _hidden(output: Any) -> Tensor:
 def _stopped(network: nn.Module, batch: Tensor, hooks: Sequence[Any]) -> None:
     """A forward pass up to where a hook stops it; the hooks are taken off again."""
     try:
-        network(input_ids=batch)
+        network(**{main_input(network): batch})
     except _Stop:
         pass
     finally:

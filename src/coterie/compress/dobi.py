@@ -101,8 +101,11 @@ class Dobi(Compressor):
     def __post_init__(self) -> None:
         if self.learned and self.remap:
             raise ConfigError("dobi: learned positions are fitted to the parameters kept; leave remap or learned out")
-        if self.epochs < 1 or self.rate <= 0:
-            raise ConfigError(f"dobi: epochs {self.epochs} must be at least 1 and rate {self.rate:g} above 0")
+        if self.epochs < 1 or not 0 < self.rate <= 1:
+            raise ConfigError(
+                f"dobi: epochs {self.epochs} must be at least 1, and rate {self.rate:g}, a step as a share of a "
+                "layer's size, above 0 and at most 1"
+            )
 
     def planned(
         self, network: nn.Module, layers: Mapping[str, Layer], windows: Tensor, ratio: float, loss: Loss | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -50,6 +51,10 @@ class FactoredLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(functional.linear(x, self.V), self.U, self.bias)
+
+    def through(self, x: Tensor, inside: Callable[[Tensor], Tensor]) -> Tensor:
+        """U inside(V x) + b, for what stands between the factors: (..., inner) -> (..., inner)."""
+        return functional.linear(inside(functional.linear(x, self.V)), self.U, self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {self.inner} -> {self.out_features}, bias={self.bias is not None}"

@@ -1,15 +1,22 @@
-"""A compressed model on disk: transformers' own files, factors in place of matrices, and `compression.json`."""
+"""A compressed model on disk: transformers' own files, factors in place of matrices, and `compression.json`.
+
+Such a folder loads by this package: transformers alone has no layers of two factors.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -19,6 +26,8 @@ from coterie.errors import ModelError, RunError
 CONFIG = "compression.json"
 WEIGHTS = "model.safetensors"
 _FORMAT = 1
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Of numbers as they stand, by their names in a safetensors file."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +66,54 @@ def read_notes(folder: str | Path) -> Notes:
 
 
 def check_new(folder: Path) -> None:
-    """Raises ModelError where something is there already."""
+    """Leaves nothing behind.
+
+    Raises:
+        ModelError: something is there already.
+        RunError: no folder of that name can be made there.
+    """
     if not folder.name:
         raise ModelError(f"{folder} is where you are; name a new folder")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ModelError(f"{folder} is there already; name a new folder")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ModelError(f"{folder} is there already; name a new folder")
+        nearest = next(place for place in folder.absolute().parents if place.exists())
+        Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=nearest)).rmdir()
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror or error}); name another place") from error
+
+
+def stored_dtype(name: str) -> torch.dtype:
+    """The dtype that most numbers of a model's safetensors files have; where it has none, what its configuration says.
+
+    name: a folder, or a hub name whose files are in the hub's cache; the answer without any hint is float32.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from transformers import AutoConfig
+
+    def path(file: str) -> Path | None:
+        place = Path(name).expanduser()
+        found = place / file if place.is_dir() else try_to_load_from_cache(name, file)
+        return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
+
+    index = path(f"{WEIGHTS}.index.json")
+    shards = {WEIGHTS} if index is None else set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    counts: Counter[torch.dtype] = Counter()
+    for file in filter(None, map(path, sorted(shards))):
+        with safe_open(file, framework="pt") as stored:
+            for key in stored.keys():  # noqa: SIM118
+                part = stored.get_slice(key)
+                dtype = _FLOATS.get(part.get_dtype())
+                if dtype is not None:
+                    counts[dtype] += math.prod(part.get_shape())
+    if counts:
+        return counts.most_common(1)[0][0]
+    said = getattr(AutoConfig.from_pretrained(name), "dtype", None)
+    return said if isinstance(said, torch.dtype) else torch.float32
 
 
 def save(folder: Path, network: nn.Module, tokenizer: Any, notes: Notes) -> None:
-    """Writes a new folder, by one rename at the end; tied and shared weights are stored once.
+    """Writes a new folder, by one rename at the end; tied and shared weights are stored once, in their dtype.
 
     Raises:
         ModelError: a folder that is there already.
@@ -77,6 +125,7 @@ def save(folder: Path, network: nn.Module, tokenizer: Any, notes: Notes) -> None
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         network.config.architectures = [type(network).__name__]  # type: ignore[union-attr]
+        network.config.dtype = next(network.parameters()).dtype
         network.config.save_pretrained(fresh)  # type: ignore[operator, union-attr]
         if getattr(network, "generation_config", None) is not None:
             network.generation_config.save_pretrained(fresh)  # type: ignore[operator, union-attr]

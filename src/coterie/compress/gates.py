@@ -89,10 +89,11 @@ def gate(gamma: Tensor, count: int, beta: float = BETA) -> Tensor:
 
 
 def gated(Y: Tensor, gamma: Tensor) -> Tensor:
-    """Activations (T, d_out) with their singular values gated, differentiable in both."""
-    U, s, Vh = StableSVD.apply(Y)  # type: ignore[no-untyped-call]
+    """Activations (T, d_out) with their singular values gated, differentiable in both; in float32 or wider within."""
+    wide = Y.to(torch.promote_types(Y.dtype, torch.float32))
+    U, s, Vh = StableSVD.apply(wide)  # type: ignore[no-untyped-call]
     made: Tensor = (U * (s * gate(gamma.to(s), len(s)))) @ Vh
-    return made
+    return made.to(Y.dtype)
 
 
 def learnt_ranks(
@@ -108,11 +109,30 @@ def learnt_ranks(
 ) -> dict[Group, int]:
     """A rank for each layer, learnt from the uniform `ranks`; together they hold no more than the ratio's parameters.
 
-    Positions are trained by Adam as shares of min(d_out, d_in), the step falling from `rate` to 0.8 `rate` along a
-    cosine, as 5 falls to 4 in the paper's code. At the end, where they stand for more parameters than the ratio
-    allows, or fewer, all of them are multiplied by what mends it, and rounded down.
+    Where the learnt positions stand for more parameters than the ratio allows, or fewer, all of them are multiplied by
+    what mends it, and rounded down.
     """
     shapes = {group: stacked_shape(group, layers) for group in ranks}
+    positions = learnt_positions(network, shapes, windows, loss, ranks, ratio, epochs=epochs, rate=rate)
+    return within_budget(positions, shapes, ratio)
+
+
+def learnt_positions(
+    network: nn.Module,
+    shapes: Mapping[Group, Layer],
+    windows: Tensor,
+    loss: Loss,
+    ranks: Mapping[Group, int],
+    ratio: float,
+    *,
+    epochs: int,
+    rate: float,
+) -> dict[Group, float]:
+    """A position gamma for each layer, from its rank in `ranks` on.
+
+    Trained by Adam as shares of min(d_out, d_in), the step falling from `rate` to 0.8 `rate` along a cosine, as 5 falls
+    to 4 in the paper's code.
+    """
     sizes = {group: min(shape.d_out, shape.d_in) for group, shape in shapes.items()}
     shares = {group: torch.tensor((rank + 0.5) / sizes[group], requires_grad=True) for group, rank in ranks.items()}
     batches = batched(windows)
@@ -124,13 +144,10 @@ def learnt_ranks(
         network.get_submodule(group[0]).register_forward_hook(_gate_hook(share, sizes[group]))
         for group, share in shares.items()
     ]
-    # What one whole share of each layer would hold, against all parameters of these layers.
-    whole = sum(shape.d_out * shape.d_in for shape in shapes.values())
-    holds = torch.tensor([parameters(shapes[group], sizes[group]) / whole for group in shares])
     try:
         with torch.enable_grad():
             for step in range(steps):
-                kept = holds @ torch.stack(list(shares.values()))
+                kept = kept_share(shapes, {group: share * sizes[group] for group, share in shares.items()})
                 task = loss(network, batches[step % len(batches)].to(device))
                 total = task + PENALTY * (kept - ratio).abs().to(task)
                 optimizer.zero_grad()
@@ -142,8 +159,13 @@ def learnt_ranks(
     finally:
         for hook in hooks:
             hook.remove()
-    positions = {group: float(share.detach()) * sizes[group] for group, share in shares.items()}
-    return within_budget(positions, shapes, ratio)
+    return {group: float(share.detach()) * sizes[group] for group, share in shares.items()}
+
+
+def kept_share(shapes: Mapping[Group, Layer], positions: Mapping[Group, Tensor]) -> Tensor:
+    """sum gamma (m + n) / sum m n: what share of the layers' parameters the positions stand for."""
+    whole = sum(shape.d_out * shape.d_in for shape in shapes.values())
+    return torch.stack([gamma * parameters(shapes[group], 1) for group, gamma in positions.items()]).sum() / whole
 
 
 def within_budget(positions: Mapping[Group, float], shapes: Mapping[Group, Layer], ratio: float) -> dict[Group, int]:

@@ -65,17 +65,22 @@ def energy(W: Tensor, gram: Tensor) -> float:
     return float(((wide @ gram) * wide).sum().clamp(min=0).sqrt())
 
 
-def factor_of(gram: Tensor) -> Tensor:
-    """L (lower) with L L^T = G, after a shift of G's diagonal by 1e-6 - lambda_min where G is not positive definite.
+SHIFT = 1e-10
+"""What an eigenvalue 0 of a Gram matrix is raised to, as a share of the largest: above what rounding leaves there."""
 
-    Source: SVD-LLM's code (arXiv 2403.07378).
+
+def factor_of(gram: Tensor) -> Tensor:
+    """L (lower) with L L^T = G, where G is not positive definite after a shift of its diagonal.
+
+    The shift is SHIFT lambda_max - min(lambda_min, 0), so that c G has the factor sqrt(c) L. Source: SVD-LLM's code
+    (arXiv 2403.07378), which adds 1e-6 - lambda_min whatever the size of the inputs.
     """
     L: Tensor
     L, failed = torch.linalg.cholesky_ex(gram)
     if int(failed) == 0:
         return L
     values = torch.linalg.eigvalsh(gram)
-    # Rounding of the eigenvalues grows with the largest, so that the shift has to as well.
-    shift = float(-values[0].clamp(max=0)) + max(1e-6, 1e-13 * float(values[-1]))
+    # A layer without any input: any shift will do.
+    shift = float(SHIFT * values[-1] - values[0].clamp(max=0)) or 1.0
     L = torch.linalg.cholesky(gram + shift * torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
     return L

@@ -100,7 +100,6 @@ def rank_layers(
                     losses[name] = lost
         if advance is not None:
             advance(index + 1, len(stream.blocks))
-    stream.check()
     again = {group: terms for group, terms in lists.items() if method.looks_at_the_network(group)}
     for group, scores in method.scores(network, again, windows, loss).items():
         lists[group] = lists[group].by(scores.to(lists[group].scores.device))

@@ -27,13 +27,34 @@ def rank_of(name: str, layer: Layer, ratio: float, *, remap: bool = False) -> in
     check_ratio(ratio)
     m, n = layer.d_out, layer.d_in
     whole = min(m, n) if remap else m * n / (m + n)
-    k = math.floor(ratio * whole * (1 + 1e-12))  # a product that is an integer on paper counts as one
+    k = _floor(ratio * whole)
     if k < 1:
         raise ModelError(
             f"layer {name} ({m} x {n}) would keep a rank below 1 at ratio {ratio:g}; take at least "
             f"{math.ceil(1e4 / whole) / 1e4:g}, or leave the layer out"
         )
     return min(k, m, n)
+
+
+def rank_by_method(name: str, layer: Layer, share: float, ratio: float, method: str) -> int:
+    """As `rank_of`, for the share of this one layer that a method derives from the ratio that was asked for.
+
+    Raises:
+        ModelError: a rank below 1, in terms of that ratio.
+    """
+    m, n = layer.d_out, layer.d_in
+    k = _floor(share * m * n / (m + n))
+    if k < 1:
+        raise ModelError(
+            f"layer {name} ({m} x {n}) would keep a rank below 1: at ratio {ratio:g} {method} leaves it {share:.2g} of "
+            "its parameters; take a larger ratio, or leave the layer out"
+        )
+    return min(k, m, n)
+
+
+def _floor(terms: float) -> int:
+    """Rounded down; a product that is an integer on paper counts as one."""
+    return math.floor(terms * (1 + 1e-12))
 
 
 def parameters(layer: Layer, rank: int) -> int:

@@ -3,8 +3,9 @@
 SVD-LLM, arXiv 2403.07378. ||W X - W' X|| is the root of the discarded squared singular values of W L, and no other
 matrix of that rank comes nearer. With `update`, each U is then fitted by least squares to W X', X' what reaches the
 layer in the compressed network: U = W X' (V X')^+.
-Deviations: the update is made for all layers of a block at once, from one pass of the block with its truncated layers;
-it looks at all calibration text, where the paper takes 16 of 256 samples.
+Deviations: where X X^T is not positive definite, its diagonal is raised by a share of its largest eigenvalue, where the
+paper's code adds 1e-6 whatever the size of the inputs; the update is made for all layers of a block at once, from one
+pass of the block with its truncated layers; it looks at all calibration text, where the paper takes 16 of 256 samples.
 """
 
 from __future__ import annotations

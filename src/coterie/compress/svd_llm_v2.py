@@ -21,7 +21,7 @@ from torch import Tensor
 from coterie.compress.base import Compressor, Group, Ranking, said
 from coterie.compress.inputs import Inputs
 from coterie.compress.ranked import Ranked, ranked_svd
-from coterie.compress.ranks import rank_of
+from coterie.compress.ranks import rank_by_method, rank_of
 
 MOST_REMOVED = 0.95
 """The largest share of a layer's parameters that is removed."""
@@ -80,5 +80,5 @@ class SVDLLMV2(Compressor):
             uniform = [rank_of(said(group), ranking.shape(group), ratio) for group in groups]
             losses = [ranking.lists[group].tail(rank) for group, rank in zip(groups, uniform, strict=True)]
             for group, share in zip(groups, removed_ratios(losses, 1 - ratio), strict=True):
-                ranks[group] = rank_of(said(group), ranking.shape(group), 1 - share)
+                ranks[group] = rank_by_method(said(group), ranking.shape(group), 1 - share, ratio, self.title)
         return {group: ranks[group] for group in ranking.lists}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coterie.compress.calibration import Advance, batched
+from coterie.compress.calibration import Advance, batched, main_input
 from coterie.errors import DataError
 from coterie.maths.keys import Key
 
@@ -44,7 +44,7 @@ def calibration_and_held_out(windows: Tensor, samples: int, held_out: int, key: 
     Raises:
         DataError: too little text.
     """
-    count, length = windows.shape
+    count, length = windows.shape[:2]
     if samples < 1 or held_out < 0:
         raise DataError(f"{samples} samples to calibrate on and {held_out} held out; at least 1 and 0 are needed")
     if count < samples + held_out:
@@ -78,7 +78,8 @@ def last_states(network: nn.Module, windows: Tensor, advance: Advance | None = N
     device = next(network.parameters()).device
     made = []
     for batch in _told(windows, advance):
-        made.append(network(input_ids=batch.to(device), output_hidden_states=True).hidden_states[-1].float().cpu())
+        given = {main_input(network): batch.to(device)}
+        made.append(network(**given, output_hidden_states=True).hidden_states[-1].float().cpu())
     return torch.cat(made)
 
 

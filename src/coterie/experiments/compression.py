@@ -15,17 +15,22 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from coterie.compress import METHODS, Compressor, cut, rank_layers
-from coterie.compress.folder import Notes, check_new, is_compressed, save
+from coterie.compress.folder import Notes, check_new, is_compressed, save, stored_dtype
 from coterie.compress.ranks import check_ratio
 from coterie.compress.text import calibration_and_held_out, last_states, perplexity, windows_of
 from coterie.data.files import read_text
-from coterie.data.tasks.registry import load_pool
-from coterie.errors import ConfigError, ModelError, nearest
+from coterie.data.images import Picture, normalised, stored_pixels
+from coterie.data.tasks import Images, load_task
+from coterie.errors import ConfigError, DataError, ModelError, nearest
 from coterie.experiments.bases import model_place
 from coterie.maths.keys import root_key
 from coterie.models.loading import is_language_network, load_whole
 from coterie.models.targets import select_layers
-from coterie.models.weights import plain_weight
+from coterie.models.vision import Vision
+from coterie.models.weights import cast, plain_weight
+
+COMPUTED = torch.float32
+"""In which the network runs, whatever its checkpoint is in."""
 
 Advance = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is, and of how much."""
@@ -82,7 +87,9 @@ def compress_model(
     device: str = "cpu",
     advance: Advance | None = None,
 ) -> Notes:
-    """Compress a model and write it, with what was measured, to a new folder that loads like any other.
+    """Compress a model and write it, with what was measured, to a new folder that this package loads like any other.
+
+    It is decomposed and measured in float32, and written in the dtype of the checkpoint that it comes from.
 
     Args:
         model: a folder, an asset's name or a hub name.
@@ -93,15 +100,16 @@ def compress_model(
         advance: see `Advance`.
 
     Returns:
-        What `compression.json` holds. figures: bytes and parameters before and after; perplexity of a decoder, or how
-        far an encoder's last hidden states move, on held-out text; output error of each layer on the calibration text.
+        What `compression.json` holds. figures: bytes, in the dtype of the files, and parameters before and after;
+        perplexity of a decoder, or how far an encoder's last hidden states move, on held-out text; output error of each
+        layer on the calibration text.
 
     Raises:
         ConfigError: a ratio outside (0, 1], an unknown method, option or task, windows longer than the model takes.
         DataError: too little text, or text that cannot be read.
         ModelError: a model that does not load or is compressed already, layers that match nothing or are quantised, a
             rank below 1, a folder that is there already.
-        RunError: the disk refuses.
+        RunError: a folder that cannot be made, told before anything is computed, or a disk that refuses later.
     """
     check_ratio(ratio)
     how, chosen, target = compressor(method, options or {}), calibration or Calibration(), Path(folder)
@@ -111,9 +119,10 @@ def compress_model(
     if is_compressed(place):
         raise ModelError(f"{model} is compressed already; compress the model that it was made from")
     network, tokenizer = load_whole(place)
+    stored = stored_dtype(place)
     names = list(select_layers(network, layers))
-    _require_plain(network, names)
-    text, held = _windows(network, tokenizer, texts, chosen)
+    require_plain(network, names)
+    text, held = windows_for(network, tokenizer, texts, chosen)
     tell = advance or (lambda what, done, total: None)
     try:
         network.to(device)
@@ -122,16 +131,19 @@ def compress_model(
 
     started = time.monotonic()
     language = is_language_network(network)
-    loss = None if language else _no_loss
+    loss = None if language else no_loss
     ranking = rank_layers(network, names, how, text, ratio, loss=loss, advance=_stage(tell, "decomposing"))
     seconds = time.monotonic() - started
     before = _measured(network, held, language, _stage(tell, "measuring the model"))
-    sizes = _bytes(network)
+    sizes = _bytes(network, stored)
     started = time.monotonic()
     made = cut(network, ranking, how, ratio, text, advance=_stage(tell, "fitting"))
     seconds += time.monotonic() - started
     del ranking
+    cast(network, stored)
+    cast(network, COMPUTED)  # what is measured is what is written, rounded as it is there
     after = _measured(network, held, language, _stage(tell, "measuring what is left"))
+    cast(network, stored)
     notes = Notes(
         method=method,
         ratio=ratio,
@@ -140,7 +152,8 @@ def compress_model(
         options=dataclasses.asdict(how),  # type: ignore[call-overload]
         figures={
             "model": model,
-            "bytes": {"before": sizes, "after": _bytes(network)},
+            "dtype": str(stored).removeprefix("torch."),
+            "bytes": {"before": sizes, "after": _bytes(network, stored)},
             "parameters_of_these_layers": {"before": made.parameters_before, "after": made.parameters},
             **_compared(before, after, language, held),
             "output_error": made.errors,
@@ -152,8 +165,14 @@ def compress_model(
     return notes
 
 
-def read_texts(text: str) -> list[str]:
-    """The texts of a .txt file, parted by blank lines, or the training texts of a task, in order.
+Material = Sequence[str] | Sequence[Picture]
+"""Texts, or images for a model of these."""
+
+
+def read_texts(text: str) -> Material:
+    """The texts of a .txt file, parted by blank lines, or the training texts or images of a task, in order.
+
+    Of a task without a test set of its own, what every federation tests on is left out (see `load_task`).
 
     Raises:
         ConfigError: no such task.
@@ -162,29 +181,58 @@ def read_texts(text: str) -> list[str]:
     if Path(text).suffix.lower() in (".txt", ".md"):
         parts = read_text(Path(text)).split("\n\n")
     else:
-        parts = [" ".join(content).replace("\x1f", " ") for content in load_pool(text).train.contents()]
+        train = load_task(text, seed_key=root_key(0)).train
+        if isinstance(train, Images):
+            return train.pictures
+        parts = [" ".join(content).replace("\x1f", " ") for content in train.contents()]
     return [f"{part.strip()}\n" for part in parts if part.strip()]
 
 
-def _windows(network: nn.Module, tokenizer: Any, texts: Sequence[str], chosen: Calibration) -> tuple[Tensor, Tensor]:
+def windows_for(network: nn.Module, tokenizer: Any, texts: Material, chosen: Calibration) -> tuple[Tensor, Tensor]:
+    """Windows to calibrate on, and those held out: of text, or images where `tokenizer` says what a model takes.
+
+    Raises:
+        ConfigError: windows longer than the model takes.
+        DataError: too little text, or texts for a model of images and the other way round.
+    """
+    if isinstance(tokenizer, Vision):
+        return _images_for(tokenizer, texts, chosen)
+    words = [part for part in texts if isinstance(part, str)]
+    if len(words) < len(texts):
+        raise DataError("a model of texts is calibrated on text; name a task of texts, or a .txt file")
     longest = getattr(network.config, "max_position_embeddings", None)
     if longest is not None and chosen.length > longest:
         raise ConfigError(f"windows of {chosen.length} tokens are longer than the model takes; use at most {longest}")
     if chosen.length < 2:
         raise ConfigError(f"windows of {chosen.length} tokens hold nothing to predict; use at least 2")
-    windows = windows_of(tokenizer, texts, chosen.length)
+    windows = windows_of(tokenizer, words, chosen.length)
     held = math.ceil(chosen.held_out / (chosen.length - 1))
     return calibration_and_held_out(windows, chosen.samples, held, root_key(chosen.seed).fold("calibration"))
 
 
-def _require_plain(network: nn.Module, names: Sequence[str]) -> None:
+def _images_for(sees: Vision, material: Material, chosen: Calibration) -> tuple[Tensor, Tensor]:
+    """Images (N, 3, size, size) to calibrate on, and those held out: as many as hold the tokens asked for."""
+    pictures = [part for part in material if not isinstance(part, str)]
+    if len(pictures) < len(material):
+        raise DataError("a model of images is calibrated on images; name a task of images, such as mnist")
+    held, key = math.ceil(chosen.held_out / sees.tokens), root_key(chosen.seed).fold("calibration")
+    places = torch.arange(len(pictures))[:, None]
+    taken = calibration_and_held_out(places, chosen.samples, held, key)
+    shown = (stored_pixels([pictures[i] for i in part.flatten().tolist()], sees.size) for part in taken)
+    first, second = (normalised(pixels, sees.size, sees.mean, sees.std) for pixels in shown)
+    return first, second
+
+
+def require_plain(network: nn.Module, names: Sequence[str]) -> None:
+    """Raises ModelError naming a layer that holds no plain matrix."""
     for name in names:
         module = network.get_submodule(name)
         if plain_weight(module) is None:
             raise ModelError(f"layer {name} is a {type(module).__name__}, which holds no plain matrix to decompose")
 
 
-def _no_loss(network: nn.Module, windows: Tensor) -> Tensor:
+def no_loss(network: nn.Module, windows: Tensor) -> Tensor:
+    """In place of a loss that a network does not have: raises ModelError naming compressors that need none."""
     raise ModelError(
         f"{type(network).__name__} is no language model, and this method asks for the loss of one; choose svd, asvd, "
         "svd-llm, svd-llm-v2, or dobi without learned positions"
@@ -207,9 +255,9 @@ def _compared(before: Any, after: Any, language: bool, held: Tensor) -> dict[str
     return {"hidden_states": {"relative_error": moved, "tokens": held.numel()}}
 
 
-def _bytes(network: nn.Module) -> int:
-    """Of all parameters, each once."""
-    return sum(value.numel() * value.element_size() for value in network.parameters())
+def _bytes(network: nn.Module, dtype: torch.dtype) -> int:
+    """Of all parameters in this dtype, each once."""
+    return sum(value.numel() for value in network.parameters()) * dtype.itemsize
 
 
 def _stage(tell: Advance, what: str) -> Callable[[int, int], None]:

@@ -1,0 +1,75 @@
+"""The benchmark of memory and generation: what it says of bytes, what it generates, and that its command runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from coterie.models.loading import load_language_base
+from coterie.protocol import Model
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("efficiency")
+
+
+@pytest.fixture
+def places(benchmark: ModuleType, tmp_path: Path) -> dict[float | None, Path]:
+    return benchmark.models(benchmark.toy(tmp_path / "toy"), tmp_path, [0.4, 0.6])
+
+
+def test_decomposed_layers_with_cores_hold_at_most_46_percent_of_their_dense_bytes(
+    benchmark: ModuleType, places: dict[float | None, Path]
+) -> None:
+    shares = {}
+    for name, configuration in benchmark.CONFIGURATIONS.items():
+        row = benchmark.measure(name, places[configuration.ratio], benchmark.SMALL)
+        shares[name] = row.layers
+        assert set(row.by_batch) == {1, 2} and set(row.by_length) == {4, 8}
+        assert min(*row.by_batch.values(), *row.by_length.values()) > 0 and row.peak >= row.loaded
+    assert shares["full"] == 1
+    assert 0.35 < shares["0.4"] <= 0.4 < shares["0.4+cores"] <= 0.46
+    assert 0.55 < shares["0.6"] <= 0.6 < shares["0.6+cores"] <= 0.6 + 0.6**2 / 4
+    # Two square layers more of k x k: a core of rank k = 12 in each of 64 x 64, of 17 in each of 64 x 128.
+    assert shares["0.4+cores"] - shares["0.4"] == pytest.approx((4 * 12**2 + 3 * 17**2) / (4 * 64**2 + 3 * 64 * 128))
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("full+lora", None), ("0.4+cores", 0.4)])
+def test_what_is_generated_with_a_cache_is_the_likeliest_token_after_each(
+    benchmark: ModuleType, places: dict[float | None, Path], name: str, ratio: float | None
+) -> None:
+    base = load_language_base(places[ratio], targets="all-linear")
+    model = Model.stack([benchmark.trained_on(base, benchmark.CONFIGURATIONS[name].trained)])
+    with torch.no_grad(), base.slots.bound(1, model, None):
+        ids = benchmark.generated(base, 2, 5, 4)
+        expected = ids[:, :5]
+        for _ in range(4):
+            logits = base.network(input_ids=expected).logits[:, -1]
+            logits[:, base.network.generation_config.eos_token_id] = -torch.inf
+            expected = torch.cat([expected, logits.argmax(dim=-1, keepdim=True)], dim=1)
+    assert torch.equal(ids, expected)
+    with torch.no_grad():
+        assert not torch.equal(benchmark.generated(base, 2, 5, 4), ids)
+
+
+def test_the_command_writes_figures_and_a_picture(tmp_path: Path) -> None:
+    command = [sys.executable, BENCHMARKS / "efficiency.py", "--small", "--only", "0.4+cores", "--json", "f.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0.4+cores" in done.stdout and done.stdout.endswith("f.svg\nf.png\n")
+    (row,) = json.loads((tmp_path / "f.json").read_text())["rows"]
+    assert row["name"] == "0.4+cores" and row["layers"] <= 0.46
+    # The toy itself is small; what loading brings beside it belongs to the process.
+    assert row["loaded"] < 50
+    assert "tokens a second" in (tmp_path / "f.svg").read_text() and (tmp_path / "f.png").stat().st_size > 1000
