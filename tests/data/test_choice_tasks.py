@@ -214,3 +214,21 @@ def test_a_space_stands_between_prompt_and_answer_unless_white_space_does(prompt
 
 def test_texts_that_hold_a_template_s_names_stay_as_they_are() -> None:
     assert filled("{a}-{b}", {"a": "{b}", "b": "{a}"}) == "{b}-{a}"
+
+
+def swag(i: int, **more: Any) -> dict[str, Any]:
+    endings = [f"[substeps] ends {o}." for o in range(4)]
+    row = {"activity_label": "Cooking", "ctx": f"[header] Pot {i} [title] It", "endings": endings, "label": i % 4}
+    return row | more
+
+
+def test_hellaswag_is_asked_without_marks_and_tested_on_its_validation(tmp_path: Path) -> None:
+    jsonl(tmp_path / "h" / "hellaswag_train.jsonl", [swag(i) for i in range(8)])
+    folder = jsonl(tmp_path / "h" / "hellaswag_val.jsonl", [swag(i, label=str(i % 4)) for i in range(20, 24)]).parent
+    task = load("hellaswag", path=str(folder))
+    assert questions(task).prompts[0] == "Cooking: Pot 0. It"
+    assert questions(task).choices[0] == ("ends 0.", "ends 1.", "ends 2.", "ends 3.")
+    assert task.train.labels.tolist() == [0, 1, 2, 3] * 2 and task.test.labels.tolist() == [0, 1, 2, 3]
+    jsonl(tmp_path / "h" / "hellaswag_train.jsonl", [swag(0, label="")])
+    with pytest.raises(CoterieError, match=r"question 0: the answer '' is none"):
+        load("hellaswag", path=str(folder))

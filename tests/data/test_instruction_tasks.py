@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.data.tasks import Instructions, Task, load_task
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, DataError
 from coterie.maths.keys import root_key
 
 KEY = root_key(0)
@@ -101,3 +101,30 @@ def test_gsm8k_asks_for_the_worked_answer(tmp_path: Path) -> None:
         (tmp_path / f"{part}.jsonl").write_text("".join(rows))
     task = load("gsm8k", path=str(tmp_path))
     assert instructions(task).contents()[2] == ("train 2?\nAnswer:", "so\n#### 2") and len(task.test) == 1
+
+
+def test_flashcards_are_questions_with_answers_and_empty_ones_are_left_out(tmp_path: Path) -> None:
+    cards = [
+        {"instruction": "Answer truthfully", "input": f"What is {i}?", "output": "" if i == 3 else f"It is {i}."}
+        for i in range(40)
+    ]
+    for name in ("medical_meadow_wikidoc_medical_flashcards.json", "train.jsonl"):
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        whole = json.dumps(cards) if name.endswith("json") else "".join(json.dumps(card) + "\n" for card in cards)
+        (folder / name).write_text(whole, encoding="utf-8")
+        task = load_task("medical-flashcards", seed_key=root_key(0), path=str(folder))
+        assert isinstance(task.train, Instructions) and len(task.train) + len(task.test) == 39
+        held = dict([*task.train.contents(), *task.test.contents()])
+        assert held["What is 5?\nAnswer:"] == "It is 5." and "1 cards without an answer were left out" in task.notes
+
+
+def test_flashcards_that_are_none_are_refused_in_one_line(tmp_path: Path) -> None:
+    place = tmp_path / "train.json"
+    for content, words in (('{"a": 1}', "a list of cards"), ('[{"input": "q"}]', "card 0"), ("[", "not JSON")):
+        place.write_text(content)
+        with pytest.raises(DataError, match=words):
+            load_task("medical-flashcards", seed_key=root_key(0), path=str(tmp_path))
+    place.unlink()
+    with pytest.raises(DataError, match=r"nor train\.json"):
+        load_task("medical-flashcards", seed_key=root_key(0), path=str(tmp_path))

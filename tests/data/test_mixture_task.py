@@ -131,14 +131,14 @@ def test_parts_that_do_not_fit_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_tasks_and_tasks_that_are_no_classification_are_refused(tmp_path: Path) -> None:
+def test_unknown_tasks_and_tasks_of_other_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no task 'moovie'; did you mean 'movie'"):
         load_mixture([Part("a", "moovie")], seed_key=KEY)
     asked = tmp_path / "ask.jsonl"
     row = '{"question": "q %d", "choices": ["a", "b"], "answer": "a"}'
     asked.write_text("\n".join(row % i for i in range(20)) + "\n")
-    with pytest.raises(DataError, match=r"the part 'q' \(choices\) is not classification"):
-        load_mixture([Part("q", "choices-file", options={"path": str(asked)})], seed_key=KEY)
+    with pytest.raises(DataError, match=r"neither classification nor multiple choice"):
+        load_mixture([Part("q", "instructions-file", options={"path": str(asked), "prompt": "question"})], seed_key=KEY)
 
 
 def test_one_loader_cannot_give_a_mixture() -> None:

