@@ -19,14 +19,13 @@ from coterie.wire.codec import decode, encode
 LAYER = Layer(7, 6)
 
 
-def core(heads: int = 2, width: int = 2, seed: int = 0, gain: bool = True, within: bool = False) -> Core:
+def core(heads: int = 2, width: int = 2, seed: int = 0, gain: bool = True) -> Core:
     key, wide = root_key(seed), heads * width
     return Core(
         key.fold("U").normal((LAYER.d_out, wide), dtype=torch.float64),
         key.fold("H").normal((heads, width, width), dtype=torch.float64),
         key.fold("V").normal((wide, LAYER.d_in), dtype=torch.float64),
         key.fold("s").normal((heads,), dtype=torch.float64) if gain else None,
-        within,
     )
 
 
@@ -34,11 +33,11 @@ SIZES = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(SIZES, min_size=1, max_size=4), st.booleans(), st.booleans(), st.integers(0, 12))
+@given(st.lists(SIZES, min_size=1, max_size=4), st.booleans(), st.integers(0, 12))
 def test_a_stack_of_unequal_heads_and_widths_acts_as_its_members_and_gives_them_back(
-    sizes: list[tuple[int, int]], gain: bool, within: bool, pad: int
+    sizes: list[tuple[int, int]], gain: bool, pad: int
 ) -> None:
-    terms = [core(h, r, seed, gain, within) for seed, (h, r) in enumerate(sizes)]
+    terms = [core(h, r, seed, gain) for seed, (h, r) in enumerate(sizes)]
     stack = Core.stack(terms, pad)
     assert stack.rank >= max(pad, *(term.rank for term in terms))
     x = root_key(9).normal((len(terms), 5, LAYER.d_in), dtype=torch.float64)
@@ -48,7 +47,7 @@ def test_a_stack_of_unequal_heads_and_widths_acts_as_its_members_and_gives_them_
         assert torch.allclose(y[index], x[index] @ dense_core(one).T, atol=1e-12)
         back = stack.unstack(index, one)
         assert all(torch.equal(value, one.parameters[name]) for name, value in back.parameters.items())
-        assert torch.equal(back.U, one.U) and torch.equal(back.V, one.V) and back.within == within
+        assert torch.equal(back.U, one.U) and torch.equal(back.V, one.V)
 
 
 @settings(max_examples=20, deadline=None)
@@ -87,17 +86,9 @@ def test_heads_taken_apart_add_up_to_the_whole() -> None:
     assert torch.allclose(parts[0].dense() + parts[1].dense(), one.dense(), atol=1e-12)
 
 
-def test_an_identity_within_a_factored_layer_adds_nothing_and_a_trained_core_makes_it_u_sigma_v() -> None:
-    start = replace(core(1, 4, gain=False, within=True), core=torch.eye(4, dtype=torch.float64)[None])
-    assert float(start.dense().abs().max()) == 0.0
-    sigma = root_key(3).normal((1, 4, 4), dtype=torch.float64)
-    layer = start.U @ start.V + start.with_parameters({"core": sigma}).dense()
-    assert torch.allclose(layer, start.U @ sigma[0] @ start.V, atol=1e-12)
-
-
-def test_cores_with_and_without_gain_or_within_do_not_stack() -> None:
-    plain, others = core(), (core(gain=False), core(within=True))
-    assert all(plain.signature != other.signature for other in others)
+def test_cores_with_and_without_gain_do_not_stack() -> None:
+    plain = core()
+    assert plain.signature != core(gain=False).signature
     assert plain.signature == core(3, 1).signature
 
 

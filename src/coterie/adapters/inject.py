@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import ModelError
-from coterie.protocol import Mix, Model, Routed, Term
+from coterie.protocol import Bottleneck, InnerCore, Mix, Model, Routed, Term
 
 M = TypeVar("M", bound=nn.Module)
 Dropout = Callable[[str, Tensor], Tensor]
@@ -93,14 +93,18 @@ class AdaptedLinear(nn.Module):
         return cast(Tensor | None, self.base.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base(x)
         binding = self.binding
         terms = binding.terms.get(self.name)
         if not terms:
-            return y
+            return cast(Tensor, self.base(x))
+        y = self._base(x, [term for _, term in terms if isinstance(term, InnerCore)])
+        terms = [(name, term) for name, term in terms if not isinstance(term, InnerCore)]
         rows = x.reshape(binding.size, -1, x.shape[-1])
         total = y.reshape(binding.size, -1, y.shape[-1])
         for name, term in terms:
+            if isinstance(term, Bottleneck):
+                total = total + term.apply(total)
+                continue
             seen = rows if binding.dropout is None else binding.dropout(name, rows)
             if binding.usage is not None and isinstance(term, Routed):
                 made, p = term.routed(rows.to(total.dtype), seen.to(total.dtype))
@@ -109,6 +113,22 @@ class AdaptedLinear(nn.Module):
                 continue
             total = _added(total, term, seen, binding.share(name, rows), rows)
         return total.reshape(y.shape)
+
+    def _base(self, x: Tensor, cores: Sequence[InnerCore]) -> Tensor:
+        """What the base layer makes of x, with cores between its factors."""
+        if not cores:
+            return cast(Tensor, self.base(x))
+        through = getattr(self.base, "through", None)  # of a factored layer
+        if through is None:
+            raise ModelError(f"layer {self.name} holds no factors for a core to stand between")
+
+        def inside(z: Tensor) -> Tensor:
+            rows = z.reshape(self.binding.size, -1, z.shape[-1])
+            for core in cores:
+                rows = core.inside(rows)
+            return rows.reshape(z.shape)
+
+        return cast(Tensor, through(x, inside))
 
 
 class HeadLinear(nn.Module):

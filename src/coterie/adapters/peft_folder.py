@@ -84,8 +84,9 @@ class PeftFolder:
     """What a folder holds.
 
     adapter: by full layer name, dtype as stored. head: by parameter name in the network, None when there is
-    none. labels: class names in the order of the logits; max_length: tokens after which texts were cut; both when
-    known. dtype: of the factors, None when they differ. config: adapter_config.json as it stands.
+    none. labels: class names in the order of the logits; max_length: tokens after which texts were cut; image_size:
+    the side in pixels at which images were shown; all when known. dtype: of the factors, None when they differ.
+    config: adapter_config.json as it stands.
     """
 
     adapter: Adapter
@@ -96,6 +97,7 @@ class PeftFolder:
     dtype: torch.dtype | None
     config: dict[str, Any]
     max_length: int | None = None
+    image_size: int | None = None
 
 
 def save_peft(
@@ -104,9 +106,10 @@ def save_peft(
     *,
     base_name: str,
     head: Mapping[str, Tensor] | None,
-    task_type: TaskType,
+    task_type: TaskType | None,
     label_names: list[str] | tuple[str, ...] | None = None,
     max_length: int | None = None,
+    image_size: int | None = None,
     prefix: str = PREFIX,
     fan_in_fan_out: bool = False,
     tokenizer: Tokenizer | None = None,
@@ -115,7 +118,8 @@ def save_peft(
 
     adapter: {full layer name: LowRank of B (d_out, r), A (r, d_in)}; ranks and scales may differ by layer, a
     diagonal is folded into B. head: {parameter name in the network: Tensor}, whole modules. fan_in_fan_out:
-    True for a base of Conv1D layers. label_names, max_length: noted for `load_peft`. Tensors keep their dtype.
+    True for a base of Conv1D layers. task_type: None for what PEFT has no type for, such as classes of images.
+    label_names, max_length, image_size: noted for `load_peft`. Tensors keep their dtype.
 
     The folder appears whole or not at all, and replaces only one that this function wrote. Raises ModelError
     for an adapter that PEFT cannot express or a folder of someone else's, RunError when the disk refuses.
@@ -144,6 +148,7 @@ def save_peft(
         files = sorted([NOTES, *(path.name for path in fresh.iterdir())])
         labels = None if label_names is None else list(label_names)
         notes = {"format": 1, "labels": labels, "max_length": max_length, "prefix": prefix, "files": files}
+        notes |= {} if image_size is None else {"image_size": image_size}
         (fresh / NOTES).write_text(_json(notes))
         _swap(fresh, target)
     except (OSError, SafetensorError) as error:
@@ -179,7 +184,7 @@ def load_peft(folder: Path | str) -> PeftFolder:
             raise ModelError(f"{source}: {key} is neither a LoRA factor nor in modules_to_save; it is not read")
     if not factors:
         raise ModelError(f"{source / WEIGHTS}: holds no LoRA factors; is it an adapter?")
-    labels, longest = notes.get("labels"), notes.get("max_length")
+    labels, longest, size = notes.get("labels"), notes.get("max_length"), notes.get("image_size")
     dtypes = {tensor.dtype for pair in factors.values() for tensor in pair.values()}
     return PeftFolder(
         adapter={name: _term(source, name, pair, config) for name, pair in sorted(factors.items())},
@@ -190,6 +195,7 @@ def load_peft(folder: Path | str) -> PeftFolder:
         dtype=dtypes.pop() if len(dtypes) == 1 else None,
         config=config,
         max_length=longest if isinstance(longest, int) else None,
+        image_size=size if isinstance(size, int) else None,
     )
 
 
@@ -234,7 +240,7 @@ def _config(
     plain: Mapping[str, _Plain],
     head: Mapping[str, Tensor] | None,
     base_name: str,
-    task_type: str,
+    task_type: str | None,
     fan_in_fan_out: bool,
 ) -> dict[str, Any]:
     """adapter_config.json: the commonest rank and alpha as defaults, the others by layer."""
@@ -284,10 +290,10 @@ def _pick(pattern: Mapping[str, Any] | None, default: Any, name: str) -> Any:
     return default
 
 
-def _module(parameter: str, task_type: str) -> str:
+def _module(parameter: str, task_type: str | None) -> str:
     """The module to save for a parameter of the head: what PEFT takes as a whole, else the parameter's owner."""
     first = parameter.split(".")[0]
-    return first if first in HEADS.get(task_type, ()) else parameter.rpartition(".")[0]
+    return first if first in HEADS.get(str(task_type), ()) else parameter.rpartition(".")[0]
 
 
 def _is_saved_module(name: str, config: Mapping[str, Any]) -> bool:
@@ -402,12 +408,11 @@ def _json(content: Mapping[str, Any]) -> str:
 
 
 def _readme(
-    base_name: str, task_type: str, plain: Mapping[str, _Plain], labels: list[str] | tuple[str, ...] | None
+    base_name: str, task_type: str | None, plain: Mapping[str, _Plain], labels: list[str] | tuple[str, ...] | None
 ) -> str:
     ranks = sorted({one.term.rank for one in plain.values()})
-    network = {"SEQ_CLS": "AutoModelForSequenceClassification", "CAUSAL_LM": "AutoModelForCausalLM"}.get(
-        task_type, "AutoModel"
-    )
+    networks = {"SEQ_CLS": "AutoModelForSequenceClassification", "CAUSAL_LM": "AutoModelForCausalLM"}
+    network = networks.get(str(task_type), "AutoModelForImageClassification" if labels else "AutoModel")
     count = f", num_labels={len(labels)}" if labels else ""
     named = f"\nClasses, in the order of the logits: {', '.join(labels)}.\n" if labels else ""
     return f"""---

@@ -1,7 +1,9 @@
 """The vocabulary in which algorithms are written: parties, messages, models, requests, penalties."""
 
 from coterie.protocol.base_log import BaseLog, Patch, SeededPatch, as_adapters
+from coterie.protocol.bottleneck import Bottleneck
 from coterie.protocol.core import Core
+from coterie.protocol.inner_core import InnerCore
 from coterie.protocol.messages import (
     Held,
     Once,
@@ -28,48 +30,62 @@ from coterie.protocol.parties import (
 )
 from coterie.protocol.penalties import (
     FactorDistance,
+    FeaturePenalty,
     Penalty,
     ProductDistance,
+    PrototypeDistance,
     RoutingPenalty,
     TailNorm,
     UsageDivergence,
     tail_norm,
 )
+from coterie.protocol.prototypes import ClassMeans, Prototypes
 from coterie.protocol.requests import (
     Answer,
     Calibrate,
+    Distillation,
     Evaluate,
     Fit,
     Fitted,
     Gradient,
+    Imitation,
     Predict,
     Predictions,
     Request,
     Score,
     Task,
+    Translate,
+    WeakToStrong,
     Weights,
 )
 from coterie.protocol.routed import Routed
 from coterie.protocol.sparse import Sparse
 from coterie.protocol.sparse_delta import SparseDelta
 from coterie.protocol.terms import Adapter, Dense, LowRank, Model, Term, matching
+from coterie.protocol.top_logits import TopLogits
 
 __all__ = [
     "Adapter",
     "Answer",
     "BaseLog",
+    "Bottleneck",
     "Calibrate",
     "Card",
+    "ClassMeans",
     "Client",
     "Core",
     "Dense",
+    "Distillation",
     "Evaluate",
     "FactorDistance",
+    "FeaturePenalty",
     "Federation",
     "Fit",
     "Fitted",
     "Gradient",
     "Held",
+    "Imitation",
+    "InnerCore",
     "Layer",
     "LowRank",
     "Memory",
@@ -82,6 +98,8 @@ __all__ = [
     "Predict",
     "Predictions",
     "ProductDistance",
+    "PrototypeDistance",
+    "Prototypes",
     "Request",
     "Routed",
     "RoutingPenalty",
@@ -95,10 +113,13 @@ __all__ = [
     "TailNorm",
     "Task",
     "Term",
+    "TopLogits",
     "Traits",
+    "Translate",
     "Upload",
     "Uploads",
     "UsageDivergence",
+    "WeakToStrong",
     "Weights",
     "as_adapters",
     "copied",

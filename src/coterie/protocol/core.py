@@ -20,15 +20,13 @@ class Core(Term):
     """sum_j s_j U_j H_j V_j over h heads; U and V are data, what trains is H and, where there is one, s.
 
     U (..., d_out, h r) and V (..., h r, d_in): the heads' bases side by side; core (..., h, r, r): H; gain (..., h): s,
-    None for ones. within: the layer of the base computes U V by itself (h = 1, say, of a factored layer), so that what
-    the term adds is U (H - I) V.
+    None for ones.
     """
 
     U: Tensor
     core: Tensor
     V: Tensor
     gain: Tensor | None = None
-    within: bool = False
 
     @property
     def heads(self) -> int:
@@ -54,7 +52,7 @@ class Core(Term):
     @property
     def signature(self) -> tuple[Any, ...]:
         shape = self.U.shape[-2], self.V.shape[-1]
-        return (Core, *shape, self.core.dtype, self.gain is None, self.within)
+        return (Core, *shape, self.core.dtype, self.gain is None)
 
     def folded(self) -> Tensor:
         """s_j H_j (..., h, r, r)."""
@@ -63,8 +61,6 @@ class Core(Term):
     def low_rank(self) -> LowRank:
         """B = [s_1 U_1 H_1, s_2 U_2 H_2, ...], A = V."""
         H = self.folded()
-        if self.within:
-            H = H - torch.eye(self.head_rank, dtype=H.dtype, device=H.device)
         U = _apart(self.U, -1, self).movedim(-2, -3)  # (..., h, d_out, r)
         return LowRank((U @ H).movedim(-3, -2).flatten(-2), self.V)
 
@@ -124,7 +120,6 @@ class Core(Term):
             torch.stack([term.core for term in wide]),
             torch.stack([term.V for term in wide]),
             torch.stack(gains) if gains else None,
-            terms[0].within,
         )
 
     def unstack(self, index: int, like: Core) -> Core:
@@ -134,7 +129,6 @@ class Core(Term):
             self.core[index, :h, :r, :r].clone(),
             _apart(self.V[index], 0, self)[:h, :r].flatten(0, 1).clone(),
             None if self.gain is None else self.gain[index, :h].clone(),
-            self.within,
         )
 
 

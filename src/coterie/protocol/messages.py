@@ -152,8 +152,8 @@ class Held:
 class Upload:
     """What a client returns. `diagnostics` never leave the process: they reach `measures` in simulation alone.
 
-    `head_group`: the group that this client chose among its `Algorithm.head_choices`. The head that it trained goes
-    into that group's mean, and it uses that group's head until it chooses again.
+    `head_group`: the group that this client chose among its `Algorithm.head_choices`. It travels with the payload. The
+    head that it trained goes into that group's mean, and it uses that group's head until it chooses again.
     """
 
     payload: Any
@@ -173,11 +173,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """One accepted upload with the weight that the experiment's policy gives it; weights sum to one."""
+    """One accepted upload with the weight that the experiment's policy gives it; weights sum to one.
+
+    head_group: the group that the client chose with it; None where it chose none.
+    """
 
     card: Card
     payload: Any
     weight: float
+    head_group: str | None = None
 
 
 class Uploads:

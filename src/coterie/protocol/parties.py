@@ -30,7 +30,10 @@ class Card:
 
     `rank` is what the client can train, `reference_rank` what it can download (FedPA-LoRA's R_i), `examples`
     its number of training examples, `scale` the s in s B A, `spec` the name of its base model, `group` what it is
-    known to belong to (a language, a hospital's kind; "all" where nothing is known).
+    known to belong to (a language, a hospital's kind; "all" where nothing is known). `width` is the number of entries
+    of its features (what enters its head or output layer), `classes` how many classes or options its task has, `pool`
+    how many examples the pool that all parties hold has, and labels in this client's tokens; None where nobody says, or
+    there are none.
     """
 
     id: str
@@ -43,6 +46,9 @@ class Card:
     trained_experts: int | None = None
     group: str = "all"
     spec: str = "base"
+    width: int | None = None
+    classes: int | None = None
+    pool: tuple[int, int] | None = None
 
     @property
     def down_rank(self) -> int:
@@ -55,7 +61,10 @@ KeyMaker = Callable[[str], Key]
 
 @dataclass(frozen=True)
 class Client:
-    """A site during one round: its card, its own memory, and the names of its data sets."""
+    """A site during one round: its card, its own memory, the names of its data sets, and the head group it chose last.
+
+    head_group: of a method with `Algorithm.head_choices`; None before the first choice.
+    """
 
     card: Card
     memory: MutableMapping[str, Any]
@@ -63,6 +72,7 @@ class Client:
     key: KeyMaker
     round: int
     phase: str
+    head_group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,11 +87,20 @@ class Server:
 
 @dataclass(frozen=True)
 class Federation:
-    """All cards in id order, the number of main rounds, and the common scale (None where scales differ)."""
+    """All cards in id order, the number of main rounds, and the common scale (None where scales differ).
+
+    server: a card of the server's own base model, rank and scale; None: as those of the first client.
+    """
 
     cards: tuple[Card, ...]
     rounds: int
     server_data: tuple[str, ...] = ()
+    server: Card | None = None
+
+    @property
+    def server_card(self) -> Card:
+        """See `server`."""
+        return self.server or self.cards[0]
 
     @property
     def scale(self) -> float | None:
@@ -129,6 +148,7 @@ class Traits:
     title, paper: name and arXiv id (or the source).
     up, down: what travels per adapted layer, in words.
     ranks: whether clients may differ in rank.
+    bases: whether clients may differ in base model: "one" for all, models "compressed" from the server's, or "any".
     common_scale: refuses clients of different scale, because it works on the unscaled product B A.
     exact: what is deployed equals sum p_i s_i B_i A_i whatever the clients send.
     best_rank: what is deployed is the best approximation of that sum at the federation's rank.
@@ -145,6 +165,8 @@ class Traits:
     personal: sites use models that differ beyond their rank.
     keeps_memory: sites keep values of their own between rounds.
     server_data: the server needs data of its own.
+    shares_data: clients give a part of their examples to a pool, which then every party holds, as `pool`.
+    server_trains: what is deployed was trained at the server, on data there; clients' factors have no part in it.
     pools_data: no federation but a reference for one: the server is given the clients' training data, as `pooled`
         and `pooled/<group>`.
     evaluated: whether a site is evaluated with this round's download or the next one's.
@@ -158,6 +180,7 @@ class Traits:
     up: str
     down: str
     ranks: Literal["equal", "unequal"]
+    bases: Literal["one", "compressed", "any"] = "one"
     evaluated: Literal["before aggregation", "after aggregation"] = "after aggregation"
     weights: Literal["uniform", "examples", "processed"] = "examples"
     head: Literal["frozen", "averaged", "local"] | None = None
@@ -176,6 +199,8 @@ class Traits:
     keeps_memory: bool = False
     server_data: bool = False
     pools_data: bool = False
+    shares_data: bool = False
+    server_trains: bool = False
 
 
 class Memory(MutableMapping[str, Any]):

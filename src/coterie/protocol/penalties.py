@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from coterie.maths.gram import squared_distance
 from coterie.protocol.messages import message
-from coterie.protocol.terms import Adapter, LowRank, Model
+from coterie.protocol.prototypes import Prototypes
+from coterie.protocol.terms import Adapter, LowRank, Model, Term
 
+T = TypeVar("T", bound=Term)
 SMALLEST_USAGE = 1e-8
 """What a mean routing weight counts as at least, lest its logarithm have no bound."""
 
@@ -49,6 +51,17 @@ class RoutingPenalty(Addend):
         """The penalty of each client, (clients,), given each layer's mean routing weights (clients, M).
 
         Means are over the examples and token positions of a mini-batch, padding left out.
+        """
+
+
+class FeaturePenalty(Addend):
+    """An addend that depends on the features of a mini-batch's examples, over which it is a mean."""
+
+    @abstractmethod
+    def value(self, features: Tensor, classes: Tensor) -> Tensor:
+        """The penalty of each example (clients, n), given features (clients, n, d) and classes (clients, n) int64.
+
+        Features are those of `Predict`; see `Prototypes`.
         """
 
 
@@ -91,10 +104,11 @@ class ProductDistance(Penalty):
 class FactorDistance(Penalty):
     """weight * sum over layers and `parts` of ||Y - Y_ref||_F^2, Y in {B, A} (FedPA-LoRA, Eq. 17).
 
-    The reference has the client's own rank. `weight` is a number (lambda / 2), or (clients,) once stacked.
+    Of other terms than low-rank ones `parts` names other parameters. The reference has the client's own rank. `weight`
+    is a number (lambda / 2), or (clients,) once stacked.
     """
 
-    reference: Adapter
+    reference: Mapping[str, Term]
     weight: float | Tensor
     parts: tuple[str, ...] = ("B", "A")
     term: str = "lora"
@@ -122,13 +136,12 @@ class FactorDistance(Penalty):
         return FactorDistance(reference, weight, penalties[0].parts, penalties[0].term)
 
 
-def _stacked(parts: Sequence[tuple[Adapter, float | Tensor]], rank: int) -> tuple[Adapter, Tensor]:
+def _stacked(parts: Sequence[tuple[Mapping[str, T], float | Tensor]], rank: int) -> tuple[dict[str, T], Tensor]:
     """References and weights of several clients along a new leading axis, ranks zero-padded."""
     top = max(rank, *(term.rank for reference, _ in parts for term in reference.values()))
-    names = list(parts[0][0])
-    reference: Adapter = {name: LowRank.stack([one[name] for one, _ in parts], top) for name in names}
-    weight = torch.tensor([float(weight) for _, weight in parts], dtype=reference[names[0]].A.dtype)
-    return reference, weight
+    reference = {name: type(term).stack([one[name] for one, _ in parts], top) for name, term in parts[0][0].items()}
+    first = next(iter(next(iter(reference.values())).parameters.values()))
+    return reference, torch.tensor([float(weight) for _, weight in parts], dtype=first.dtype)
 
 
 @message
@@ -195,3 +208,28 @@ class UsageDivergence(RoutingPenalty):
         targets = torch.stack([penalty.target for penalty in penalties])
         weights = torch.tensor([float(penalty.weight) for penalty in penalties], dtype=targets.dtype)
         return UsageDivergence(targets, weights, penalties[0].term)
+
+
+@message
+class PrototypeDistance(FeaturePenalty):
+    """weight * the mean squared entry of f(x) - p_y, p_y the prototype of x's class (FedProto, its Eq. of L_R).
+
+    0 for classes without a prototype. `weight` is a number (lambda), or (clients,) once stacked.
+    """
+
+    prototypes: Prototypes
+    weight: float | Tensor
+
+    def value(self, features: Tensor, classes: Tensor) -> Tensor:
+        weight = self.weight.unsqueeze(-1) if isinstance(self.weight, Tensor) else self.weight
+        return weight * self.prototypes.distances(features, classes)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        return (PrototypeDistance, self.prototypes.signature)
+
+    @classmethod
+    def stack(cls, penalties: Sequence[PrototypeDistance], rank: int) -> PrototypeDistance:
+        prototypes = Prototypes.stack([penalty.prototypes for penalty in penalties])
+        weights = torch.tensor([float(penalty.weight) for penalty in penalties], dtype=prototypes.means.dtype)
+        return PrototypeDistance(prototypes, weights)

@@ -19,6 +19,7 @@ from coterie.errors import ModelError, nearest
 from coterie.protocol.messages import message
 from coterie.protocol.mix import Mix
 from coterie.protocol.parties import Layer
+from coterie.protocol.prototypes import Prototypes
 
 NAMES = ("lora", "shared", "local", "experts", "router", "core", "sparse", "bottleneck", "delta")
 
@@ -236,17 +237,28 @@ Adapter = dict[str, LowRank]
 class Model:
     """Named terms on a base: `Model(lora={layer: LowRank})`; `spec` names another base than the party's own.
 
-    Each term acts in full unless `mix` gives each input its own share of two of them.
+    Each term acts in full unless `mix` gives each input its own share of two of them. With `nearest`, the class (or
+    option) of an input is that of the nearest prototype, whatever head or options' tokens say; such a model is
+    evaluated, not trained.
     """
 
     terms: dict[str, dict[str, Term]]
     spec: str | None = None
     mix: Mix | None = None
+    nearest: Prototypes | None = None
 
-    def __init__(self, /, spec: str | None = None, mix: Mix | None = None, **terms: Mapping[str, Term]) -> None:
+    def __init__(
+        self,
+        /,
+        spec: str | None = None,
+        mix: Mix | None = None,
+        nearest: Prototypes | None = None,
+        **terms: Mapping[str, Term],
+    ) -> None:
         object.__setattr__(self, "terms", {name: dict(term) for name, term in terms.items()})
         object.__setattr__(self, "spec", spec)
         object.__setattr__(self, "mix", mix)
+        object.__setattr__(self, "nearest", nearest)
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -290,7 +302,7 @@ class Model:
             }
             for name, layers in self.terms.items()
         }
-        return Model(spec=self.spec, mix=self.mix, **made)
+        return Model(spec=self.spec, mix=self.mix, nearest=self.nearest, **made)
 
     def only(self, name: str) -> Model:
         """The model with this term alone, in full."""
@@ -302,6 +314,7 @@ class Model:
         return (
             self.spec,
             None if self.mix is None else self.mix.signature,
+            None if self.nearest is None else self.nearest.signature,
             tuple(
                 (name, layer, term.signature) for name, layers in self.terms.items() for layer, term in layers.items()
             ),
@@ -319,7 +332,13 @@ class Model:
             for name, layers in first.terms.items()
         }
         mixes = [model.mix for model in models if model.mix is not None]
-        return Model(spec=first.spec, mix=Mix.stack(mixes) if mixes else None, **made)
+        points = [model.nearest for model in models if model.nearest is not None]
+        return Model(
+            spec=first.spec,
+            mix=Mix.stack(mixes) if mixes else None,
+            nearest=Prototypes.stack(points) if points else None,
+            **made,
+        )
 
     def unstack(self, index: int, like: Model) -> Model:
         """Client `index` of a stacked model, in the shapes that `like` had."""
@@ -328,7 +347,8 @@ class Model:
             for name, layers in self.terms.items()
         }
         mix = None if self.mix is None or like.mix is None else self.mix.unstack(index, like.mix)
-        return Model(spec=self.spec, mix=mix, **made)
+        points = None if self.nearest is None else self.nearest.unstack(index)
+        return Model(spec=self.spec, mix=mix, nearest=points, **made)
 
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
