@@ -40,7 +40,8 @@ STEPS = TrainSettings(batch_size=4, steps=5, lr=0.02)
 def bert(**changes: Any) -> nn.Module:
     """Two layers of width 32, weights large enough for logits to depend on the input."""
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    config = BertConfig(vocab_size=WORDS, max_position_embeddings=40, num_labels=CLASSES, **(shape | changes))
+    sizes = {"vocab_size": WORDS, "max_position_embeddings": 40, "num_labels": CLASSES}
+    config = BertConfig(**(sizes | shape | changes))
     return filled(BertForSequenceClassification(config))
 
 

@@ -41,12 +41,16 @@ class Descent:
         wide = omega.double()
         return balanced(wide, owners, clients) if self.balanced else project_rows(wide)
 
+    def pull(self, omega: Tensor) -> Tensor:
+        """The regulariser's gradient at these weights (M, P)."""
+        return self.regulariser * omega
+
     @torch.no_grad()
     def stepped(
         self, number: int, omega: Tensor, pool: Tensor, gradients: Tensor, owners: Tensor, clients: int
     ) -> Tensor:
         """The weights after step `number` of 1..steps, given dL_m/dB_m (M, D) at these; feasible after the last."""
-        slopes = weight_gradients(clipped(gradients), pool).double() + self.regulariser * omega
+        slopes = weight_gradients(clipped(gradients), pool).double() + self.pull(omega)
         moved = omega - self.lr * clipped(slopes)
         if self.balanced and number % EVERY and number < self.steps:
             return moved.clamp(min=0)
