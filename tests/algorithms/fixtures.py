@@ -1,11 +1,19 @@
-"""The specification's two small fixtures, and uploads made of given factors."""
+"""The specification's two small fixtures, uploads made of given factors, and what the sites of a small run use."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from coterie.engines.evaluation import site_models
+from coterie.engines.in_process import InProcess, Played
+from coterie.engines.scoring import Evaluation
+from coterie.engines.traffic import Traffic
 from coterie.protocol import Adapter, Card, Layer, LowRank, Uploads
 from coterie.protocol.messages import Uploaded
+from coterie.training.asks import Head
+from coterie.wire.ledger import Ledger
 
 LAYER = {"w": Layer(2, 2)}
 T1_WEIGHTS = {"1": 0.75, "2": 0.25}
@@ -38,3 +46,15 @@ def uploads(terms: dict[str, LowRank], weights: dict[str, float] | None = None) 
 
 def adapter(one: LowRank) -> Adapter:
     return {"w": one}
+
+
+GROUPS = {"card": {"groups": ("x", "y")}}
+"""A `world` of three clients, of whom c0 and c2 are in x, c1 in y."""
+
+
+def used(run: InProcess, last: Played) -> dict[str, tuple[Any, Head | None]]:
+    """The model and head that each site uses after the last round."""
+    traffic = Traffic(Ledger(), 0, "main", False)
+    view = Evaluation(run.setting, run.executor, run.store, last.progress.round, "main", traffic)
+    found = site_models(view, last.progress.state, last.progress.heads, {})
+    return {name: (model, head) for name, model, head in found}

@@ -8,23 +8,18 @@ from typing import Any
 import pytest
 import torch
 from conformance.harness import cards, server
-from engines.world import FAST, base, play, pooled, world
+from engines.world import FAST, base, play, world
 
+from algorithms.fixtures import GROUPS, used
 from coterie.algorithms import METHODS, Centralised, CentralisedPerTask, LocalOnly
-from coterie.engines.evaluation import Evaluation, site_models
 from coterie.engines.in_process import InProcess, Played
 from coterie.engines.sites import Volatile, load_record
-from coterie.engines.traffic import Traffic
 from coterie.errors import ConfigError
 from coterie.experiments.methods import algorithm
 from coterie.protocol import Federation, Fit
 from coterie.report.catalogue import catalogue
-from coterie.training.asks import Ask, Head
+from coterie.training.asks import Ask
 from coterie.wire.codec import encode
-from coterie.wire.ledger import Ledger
-
-GROUPS = {"card": {"groups": ("x", "y")}}
-"""Of three clients, c0 and c2 are in x, c1 in y."""
 
 
 def asked(run: InProcess) -> tuple[list[Ask], list[Played]]:
@@ -39,14 +34,6 @@ def asked(run: InProcess) -> tuple[list[Ask], list[Played]]:
     played = play(run)
     run.executor.answer = answer  # type: ignore[method-assign]
     return seen, played
-
-
-def used(run: InProcess, last: Played) -> dict[str, tuple[Any, Head | None]]:
-    """The model and head that each site uses after the last round."""
-    traffic = Traffic(Ledger(), 0, "main", False)
-    view = Evaluation(run.setting, run.executor, run.store, last.progress.round, "main", traffic)
-    found = site_models(view, last.progress.state, last.progress.heads, {})
-    return {name: (model, head) for name, model, head in found}
 
 
 def test_a_round_takes_as_many_mini_batches_as_all_clients_would() -> None:
@@ -109,33 +96,6 @@ def test_one_model_and_one_head_are_every_site_s_and_the_global_ones() -> None:
     assert last.metrics["global"]["pooled"]["examples"] == 40
 
 
-def test_each_group_has_a_model_and_a_head_of_its_own_and_its_sites_use_them() -> None:
-    run = world(CentralisedPerTask(), **GROUPS)  # type: ignore[arg-type]
-    last = play(run)[-1]
-    state, heads, sites = last.progress.state, last.progress.heads, used(run, last)
-    assert set(state.models) == {"x", "y"} and set(heads) == {"base/all", "base/x", "base/y"}
-    for name, group in (("c0", "x"), ("c1", "y"), ("c2", "x")):
-        model, head = sites[name]
-        assert encode(model["lora"]) == encode(state.models[group])
-        assert encode(head) == encode(heads[f"base/{group}"])
-    assert encode(state.models["x"]) != encode(state.models["y"])
-    assert encode(heads["base/x"]) != encode(heads["base/y"])
-    assert encode(heads["base/all"]) == encode(base().head)
-    assert last.metrics["global"] is None and set(last.metrics["personal"]["clients"]["accuracy"]) == set(sites)
-
-
-def test_a_group_s_training_does_not_depend_on_other_groups() -> None:
-    """Of whole batches, so that only data and steps count: y alone is y beside x."""
-    train = replace(FAST, batch_size=64)
-    both = play(world(CentralisedPerTask(), ranks=(4, 4, 4), train=train, rounds=2, **GROUPS))[-1]  # type: ignore[arg-type]
-    run = world(CentralisedPerTask(), ranks=(4, 4, 4), train=train, rounds=2, **GROUPS)  # type: ignore[arg-type]
-    alone = {"c1": run.setting.sites["c1"]}
-    setting = replace(run.setting, sites=alone, server_data=pooled(alone))
-    one = play(InProcess(setting, run.executor, Volatile(), Ledger()))[-1]
-    for layer, term in one.progress.state.models["y"].items():
-        assert torch.allclose(both.progress.state.models["y"][layer].product(), term.product(), atol=1e-6)
-
-
 @pytest.mark.parametrize(("policy", "trained"), [("frozen", False), ("averaged", True), ("local", True)])
 @pytest.mark.parametrize("method", [Centralised(), CentralisedPerTask()])
 def test_the_server_s_heads_are_trained_unless_all_heads_are_frozen(
@@ -155,13 +115,8 @@ def test_the_factors_have_the_largest_rank_and_its_scale() -> None:
 
 
 def test_what_it_cannot_do_is_told() -> None:
-    members = cards({"a": 2, "b": 2})
-    mixed = Federation((members[0], replace(members[1], spec="other")), 1)
-    with pytest.raises(ConfigError, match="a has 'base' and b has 'other'"):
-        Centralised().start(mixed, server(0, ("pooled",)))
-    grouped = Federation((members[0], replace(members[1], group="y")), 1)
-    with pytest.raises(ConfigError, match="no data set 'pooled/y'"):
-        CentralisedPerTask().start(grouped, server(0, ("pooled", "pooled/all")))
+    with pytest.raises(ConfigError, match="no data set 'pooled'"):
+        Centralised().start(Federation(tuple(cards({"a": 2, "b": 2})), 1), server(0))
     with pytest.raises(ConfigError, match="steps must be at least 1"):
         algorithm("centralised", {"steps": 0})
 

@@ -15,7 +15,8 @@ from algorithms.fixtures import T1_WEIGHTS, card, t1
 from coterie.algorithms import FedIT, FedSALoRA, Proximal, ServerOptimised
 from coterie.algorithms.factors import initial_factors
 from coterie.algorithms.fedsa_lora import State
-from coterie.engines.evaluation import Evaluation, site_models
+from coterie.engines.evaluation import site_models
+from coterie.engines.scoring import Evaluation
 from coterie.engines.sites import Volatile, load_record
 from coterie.engines.traffic import Traffic
 from coterie.errors import ConfigError, ModelError

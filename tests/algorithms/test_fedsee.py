@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.algorithms import FedSEE
 from coterie.algorithms.expert_pool import Common, Download, Start, Trained, routed_model
-from coterie.algorithms.extraction import extracted
+from coterie.algorithms.extraction import Pool, extracted
 from coterie.algorithms.fedsee import State
 from coterie.data.text import TextSet
 from coterie.engines.setting import Fault, Site
@@ -71,7 +71,7 @@ def rounds(algorithm: FedSEE, count: int = 2, names: dict[str, int] = THREE) -> 
 def driven(pool: list[tuple[str, dict[str, Tensor]]], targets: list[Tensor], descent: Descent, clients: int) -> Any:
     """`extracted` on L_m(B) = ||B - B*_m||^2."""
     tasks = [f"public/{m}" for m in range(len(targets))]
-    program = extracted(pool, {"w": torch.eye(2)}, 1.0, {}, tasks, {}, clients, descent, None)
+    program = extracted(Pool(pool, {"w": torch.eye(2)}, 1.0), tasks, {}, clients, descent, None)
     answer: Any = None
     while True:
         try:

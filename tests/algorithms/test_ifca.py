@@ -13,17 +13,18 @@ from engines.world import play as play_run
 
 from algorithms.fixtures import t1, uploads
 from coterie.algorithms import IFCA, FedIT
-from coterie.algorithms.ifca import Download, Member, State, nearest
-from coterie.engines.evaluation import Evaluation, site_models
+from coterie.algorithms.ifca import State, nearest
+from coterie.engines.evaluation import site_models
+from coterie.engines.scoring import Evaluation
 from coterie.engines.sites import Volatile, load_record
-from coterie.engines.traffic import Traffic
+from coterie.engines.traffic import Chosen, Traffic
 from coterie.errors import ConfigError, ModelError
 from coterie.experiments.methods import algorithm
 from coterie.maths.keys import Key, root_key
 from coterie.protocol import Client, Evaluate, Federation, Fit, Fitted, Memory, Model, Score, Server, Uploads, copied
 from coterie.protocol.messages import Uploaded
 from coterie.training.asks import Ask, Done
-from coterie.wire.codec import encode
+from coterie.wire.codec import encode, size
 from coterie.wire.ledger import Ledger
 
 SERVER = Server((), lambda purpose: Key(0), 1, "main")
@@ -57,14 +58,14 @@ def test_the_least_training_loss_decides(losses: tuple[float, ...], chosen: str)
     """N17."""
     assert nearest(list(losses), ("0", "1")) == chosen
     upload, asked = asked_of(losses)
-    assert upload.payload.cluster == upload.head_group == chosen
+    assert upload.head_group == chosen
     evaluated, fit = asked
     assert [(one.data, one.limit, one.group) for one in evaluated] == [("train", 512, "0"), ("train", 512, "1")]
     assert all(isinstance(one, Evaluate) for one in evaluated) and fit.head == chosen
 
 
 def test_of_equal_losses_the_first_counts() -> None:
-    assert asked_of((0.5, 0.5, 0.5))[0].payload.cluster == "0"
+    assert asked_of((0.5, 0.5, 0.5))[0].head_group == "0"
 
 
 def test_in_the_first_round_clients_are_dealt_out_evenly_and_nothing_is_evaluated() -> None:
@@ -77,23 +78,21 @@ def test_in_the_first_round_clients_are_dealt_out_evenly_and_nothing_is_evaluate
     upload, asked = asked_of((0.9, 0.1), number=1)
     assert len(asked) == 1 and isinstance(asked[0], Fit)
     dealt = IFCA().start(Federation((client().card,), 3), server(0)).dealt["a"]
-    assert upload.payload.cluster == dealt
+    assert upload.head_group == dealt
 
 
 def test_only_members_move_a_cluster_and_one_without_any_stays_to_the_bit() -> None:
     before = IFCA(clusters=3).start(Federation(tuple(cards({"a": 2, "b": 2})), 1), server(0))
     outcome = play(IFCA(clusters=3), cards({"a": 2, "b": 2}), random_training(), state=before)
-    joined = {name: payload.cluster for name, payload in outcome.payloads.items()}
     for name, lora in outcome.state.models.items():
-        alone = [who for who, cluster in joined.items() if cluster == name]
+        alone = [who for who, cluster in outcome.chosen.items() if cluster == name]
         assert (encode(lora) == encode(before.models[name])) == (not alone)
         if len(alone) == 1:
             assert encode(lora) == encode(outcome.fitted[alone[0]]["lora"])
 
 
 def test_a_cluster_is_the_plain_mean_of_its_members() -> None:
-    sent = {name: Member("1", {"w": one}) for name, one in t1().items()}
-    made = Uploads([Uploaded(one.card, sent[one.card.id], 1.0) for one in uploads(t1())])
+    made = Uploads([Uploaded(one.card, {"w": t1()[one.card.id]}, 1.0, "1") for one in uploads(t1())])
     start = {"w": t1()["1"]}
     after = IFCA().aggregate(State({"0": start, "1": start}, {}), made, SERVER)
     assert torch.equal(after.models["1"]["w"].B, torch.full((2, 1), 0.5).double())
@@ -126,7 +125,7 @@ def test_the_last_round_trains_nothing_and_lets_all_choose_among_the_final_clust
             assert isinstance(done, Done) and isinstance(done.answer, Score)
             losses.append(done.answer.loss)
         record = load_record(store, name)
-        assert record.memory["cluster"] == record.head_group == nearest(losses, ("0", "1"))
+        assert record.head_group == nearest(losses, ("0", "1")) and record.memory == {}
 
 
 def test_a_site_uses_the_adapter_and_the_head_of_its_cluster() -> None:
@@ -137,7 +136,8 @@ def test_a_site_uses_the_adapter_and_the_head_of_its_cluster() -> None:
     state, heads = last.progress.state, last.progress.heads
     assert encode(heads["base/0"]) != encode(heads["base/1"])
     for name, model, head in site_models(view, state, heads, {}):
-        cluster = load_record(store, name).memory["cluster"]
+        cluster = load_record(store, name).head_group
+        assert cluster is not None
         assert encode(model["lora"]) == encode({n: t.truncated(2) for n, t in state.models[cluster].items()})
         assert encode(head) == encode(heads[f"base/{cluster}"])
 
@@ -152,10 +152,29 @@ def test_heads_travel_for_every_cluster_where_they_are_averaged_and_not_otherwis
         assert sizes == ({("down", 3 * head), ("up", head)} if policy == "averaged" else set())
 
 
-def test_the_clusters_name_travels_up_and_k_adapters_down() -> None:
-    member = cards({"a": 2})[0]
-    outcome = play(IFCA(clusters=4), [member], random_training())
-    assert isinstance(outcome.payloads["a"], Member) and isinstance(outcome.downloads["a"], Download)
+def test_before_its_first_choice_a_site_uses_the_adapter_and_the_head_of_the_cluster_it_was_dealt() -> None:
+    run = world(IFCA(), ranks=(2, 2, 2, 2), sample=1, rounds=2)
+    first, *_ = play_run(run)
+    view = Evaluation(run.setting, run.executor, Volatile(), 2, "main", Traffic(Ledger(), 2, "main", False))
+    state, heads = first.progress.state, first.progress.heads
+    assert len(set(state.dealt.values())) == 2
+    for name, model, head in site_models(view, state, heads, {}):
+        dealt = state.dealt[name]
+        assert encode(model["lora"]) == encode({n: t.truncated(2) for n, t in state.models[dealt].items()})
+        assert encode(head) == encode(heads.get(f"base/{dealt}", base().head))
+
+
+def test_the_clusters_name_travels_once_and_k_adapters_down() -> None:
+    """The upload is booked with the name, and without it where all stays at home."""
+    run = world(IFCA(), rounds=1, ranks=(2, 2, 2), strict=True)
+    _, choice = play_run(run)
+    rows = [row for row in run.ledger.rows() if row["direction"] == "up" and row["kind"] == "message"]
+    assert {row["round"] for row in rows} == {1} and choice.metrics["phase"] == "choice"
+    member = run.cards["c0"]
+    sent = run.algorithm.start(run.federation, server(0)).models["0"]
+    amount, bare = size(Chosen("0", sent)), size(sent)
+    assert {(row["payload"], row["overhead"]) for row in rows} == {(amount.payload, amount.overhead)}
+    assert amount.payload == bare.payload and amount.overhead > bare.overhead
     for layer in member.layers.values():
         assert IFCA(clusters=4).bytes_down(layer, member) == 4 * IFCA(clusters=4).bytes_up(layer, member)
 
@@ -164,6 +183,5 @@ def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"clusters \(0\) and examples \(512\) must be at least 1"):
         algorithm("ifca", {"clusters": 0})
     member = cards({"a": 2})[0]
-    for payload in ({}, Member("7", {})):
-        with pytest.raises(ModelError, match="client a: an upload must be one of 2 clusters with its factors"):
-            IFCA().check(payload, member)
+    with pytest.raises(ModelError, match="client a"):
+        IFCA().check({}, member)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.centralised import Centralised, CentralisedPerTask
+from coterie.algorithms.centralised import Centralised
+from coterie.algorithms.centralised_per_task import CentralisedPerTask
 from coterie.algorithms.fed_plora import FedPLoRA
 from coterie.algorithms.fed_rac_lora import FedRACLoRA
+from coterie.algorithms.fedbiot import FedBiOT
 from coterie.algorithms.feddpa_f import FedDPAF
 from coterie.algorithms.feddpa_t import FedDPAT
 from coterie.algorithms.fedex_lora import FedExLoRA, FedExTruncated
 from coterie.algorithms.fedit import FedIT
 from coterie.algorithms.fedlease import FedLEASE
+from coterie.algorithms.fedmkt import FedMKT
 from coterie.algorithms.fedpa_ablations import FedPAFactors, FedPAOverwritten
 from coterie.algorithms.fedpa_adaptive import FedPADirection, FedPAGradient, FedPALoss
 from coterie.algorithms.fedpa_lora import FedPALoRA
+from coterie.algorithms.fedproto import FedProto
 from coterie.algorithms.fedrot_lora import FedRotLoRA, FedRotSoft
 from coterie.algorithms.fedsa_lora import FedSALoRA
 from coterie.algorithms.fedsee import FedSEE
+from coterie.algorithms.fedslm import FedSLM
 from coterie.algorithms.fedsrd import FedSRD
 from coterie.algorithms.fedsrd_e import FedSRDe
 from coterie.algorithms.ffa_lora import FFALoRA
@@ -45,22 +50,26 @@ METHODS: dict[str, type[Algorithm]] = {
     "centralised-per-task": CentralisedPerTask,
     "fed-plora": FedPLoRA,
     "fed-rac-lora": FedRACLoRA,
+    "fedbiot": FedBiOT,
     "feddpa-f": FedDPAF,
     "feddpa-t": FedDPAT,
     "fedex-lora": FedExLoRA,
     "fedex-lora-truncated": FedExTruncated,
     "fedit": FedIT,
     "fedlease": FedLEASE,
+    "fedmkt": FedMKT,
     "fedpa-factors": FedPAFactors,
     "fedpa-lora": FedPALoRA,
     "fedpa-lora-direction": FedPADirection,
     "fedpa-lora-gradient": FedPAGradient,
     "fedpa-lora-loss": FedPALoss,
     "fedpa-overwritten": FedPAOverwritten,
+    "fedproto": FedProto,
     "fedrot-lora": FedRotLoRA,
     "fedrot-lora-soft": FedRotSoft,
     "fedsa-lora": FedSALoRA,
     "fedsee": FedSEE,
+    "fedslm": FedSLM,
     "fedsrd": FedSRD,
     "fedsrd-e": FedSRDe,
     "ffa-lora": FFALoRA,
@@ -95,12 +104,14 @@ __all__ = [
     "FLoRAAdaptive",
     "FLoRANA",
     "FSLoRA",
+    "FedBiOT",
     "FedDPAF",
     "FedDPAT",
     "FedExLoRA",
     "FedExTruncated",
     "FedIT",
     "FedLEASE",
+    "FedMKT",
     "FedPADirection",
     "FedPAFactors",
     "FedPAGradient",
@@ -108,11 +119,13 @@ __all__ = [
     "FedPALoss",
     "FedPAOverwritten",
     "FedPLoRA",
+    "FedProto",
     "FedRACLoRA",
     "FedRotLoRA",
     "FedRotSoft",
     "FedSALoRA",
     "FedSEE",
+    "FedSLM",
     "FedSRD",
     "FedSRDe",
     "FlexLoRA",

@@ -68,6 +68,10 @@ class Algorithm(ABC):
     def global_model(self, state: Any) -> Model | None:
         """The model that the server would deploy, evaluated and exported; None while there is none."""
 
+    def further_global_models(self, state: Any) -> Mapping[str, Model]:
+        """Other models of the server worth measuring beside `global_model`, by name; not asked while that is None."""
+        return {}
+
     @abstractmethod
     def bytes_up(self, layer: Layer, card: Card) -> int:
         """Payload bytes of one upload for one adapted layer, by the paper's formula."""
@@ -84,6 +88,18 @@ class Algorithm(ABC):
         """
         return self.bytes_up(layer, card) if phase.uploads else 0, self.bytes_down(layer, card)
 
+    def bytes_apart(self, card: Card, federation: Federation) -> tuple[int, int]:
+        """Payload bytes (up, down) of a round that belong to no layer, by the paper's formula; none by default."""
+        return 0, 0
+
+    def emulation(self) -> tuple[float, int] | None:
+        """(drop, outer), where the clients' base model is an emulator of the server's (see `coterie.models.emulator`).
+
+        The part of its middle blocks that it lacks, and the blocks at each end that are not middle ones; None: it is no
+        emulator.
+        """
+        return None
+
     def in_federation(self, federation: Federation) -> Self:
         """The same method as its byte formulas are to be asked in this federation, on which their sizes may depend."""
         return self
@@ -92,7 +108,10 @@ class Algorithm(ABC):
         """Raises CoterieError for an upload this method cannot use; shapes, ranks, finiteness are checked before."""
 
     def head_group(self, state: Any, card: Card) -> str:
-        """Clients of one group share an averaged head; one group for all unless a method clusters its clients."""
+        """Clients of one group share an averaged head; one group for all unless a method clusters its clients.
+
+        With `head_choices`: the one of them that this client uses before it has chosen.
+        """
         return "all"
 
     def head_choices(self, state: Any, card: Card) -> tuple[str, ...]:

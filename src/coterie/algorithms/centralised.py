@@ -1,16 +1,13 @@
 """Centralised: the clients' data in one place, trained on as if there were no federation.
 
-The reference beside which a federation's accuracy is read, in two forms: one model for all, and one model for each
-task (FedSEE, section 5.3 and Appendix B.3). Not federated methods: the server is given the training data. Of a mixture
-of tasks, each task's model is trained on what all clients together hold of that task and tested on examples of it; of
-any other task, the groups of clients stand for tasks, and all data of a client go to the one group that it belongs to.
-Up: the data themselves, which the ledger does not count. Down: nothing; the models that sites are evaluated with are
+The reference beside which a federation's accuracy is read. Not a federated method: the server is given the training
+data, of all clients together.
+Up: the data themselves, which the ledger does not count. Down: nothing; the model that sites are evaluated with is
 booked as evaluation.
 A round is as much work as all clients together would do in it: the experiment's steps once for each client, or its
 epochs over the pooled data. All clients are assumed to take part, also where the experiment samples; the option
-`steps` sets another number. Where clients hold mixtures, each task's model takes the steps of N / M of the N clients,
-at least of one. The factors have the largest rank of any client, and its scale; they and the head (one for
-each model) are trained by the server with an optimiser that starts afresh every round, as a client's does.
+`steps` sets another number. The factors have the largest rank of any client, and its scale; they and the head (one
+for each model) are trained by the server with an optimiser that starts afresh every round, as a client's does.
 """
 
 from __future__ import annotations
@@ -80,7 +77,6 @@ class Centralised(Algorithm):
         return Counter(self.head_group(None, card) for card in federation.cards)
 
     def start(self, federation: Federation, server: Server) -> State:
-        require_one_base(federation, self.traits.title)
         clients = self.work(federation, server)
         require_pooled(server, map(self.data_of, clients), self.traits.title)
         largest = max(federation.cards, key=lambda card: card.rank)
@@ -121,54 +117,6 @@ class Centralised(Algorithm):
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return 0
-
-
-@dataclass(frozen=True)
-class CentralisedPerTask(Centralised):
-    """One model for each task of a mixture, else for each group of clients. steps: mini-batches of each in a round."""
-
-    traits = replace(Centralised.traits, title="Centralised, per task", personal=True)
-
-    def data_of(self, group: str) -> str:
-        return f"pooled/{group}"
-
-    def work(self, federation: Federation, server: Server) -> Mapping[str, int]:
-        groups = super().work(federation, server)
-        pools = [name.removeprefix("pooled/") for name in server.data if name.startswith("pooled/")]
-        if not pools or groups.keys() - pools != {"all"}:
-            return groups
-        # Clients of several tasks belong to "all", which no data set is for.
-        return dict.fromkeys(pools, max(1, len(federation.cards) // len(pools)))
-
-    def send(self, state: State, card: Card) -> dict[str, Adapter]:
-        models = state.models if state.mixed else {card.group: state.models[card.group]}
-        return {name: {layer: lora[layer] for layer in card.layers} for name, lora in models.items()}
-
-    def site_model(self, client: Client, download: dict[str, Adapter]) -> Model:
-        """Of a client of several tasks nothing but the base, since each of its examples has another model."""
-        own = download.get(client.card.group)
-        return Model() if own is None else Model(lora=own)
-
-    def part_models(self, client: Client, download: dict[str, Adapter]) -> Mapping[str, Model]:
-        alone = download.keys() == {client.card.group}
-        return {} if alone else {part: Model(lora=lora) for part, lora in download.items()}
-
-    def head_group(self, state: State | None, card: Card) -> str:
-        return card.group
-
-    def global_model(self, state: State) -> None:
-        return None  # no one model is for all
-
-
-def require_one_base(federation: Federation, method: str) -> None:
-    """Raises ConfigError naming two clients whose base models differ."""
-    first = federation.cards[0]
-    for card in federation.cards:
-        if card.spec != first.spec:
-            raise ConfigError(
-                f"{method} trains one base model, but {first.id} has {first.spec!r} and {card.id} has {card.spec!r}; "
-                "give all clients one base model"
-            )
 
 
 def require_pooled(server: Server, names: Iterable[str], method: str) -> None:

@@ -88,7 +88,9 @@ def members(uploads: Uploads, test: Callable[[Uploaded], bool]) -> Uploads:
     return uploads.where(lambda one: one.weight > 0 and test(one))
 
 
-def mean_of_members(before: Adapter, joined: Uploads, pick: Callable[[Any], Adapter]) -> Adapter:
+def mean_of_members(
+    before: Adapter, joined: Uploads, pick: Callable[[Any], Adapter] = lambda payload: payload
+) -> Adapter:
     """A cluster's factors after a round: the mean over its members; without any it stays as it is, to the bit."""
     if not len(joined):
         return before

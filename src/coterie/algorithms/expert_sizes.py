@@ -55,7 +55,8 @@ class ExpertSizes:
         if not 1 <= L <= U <= experts:
             raise ConfigError(
                 f"client {card.id}: it would train {L} of the {U} experts that it routes to, of {experts} in all; set "
-                "training to 1 at least, inference no lower, and neither above the number of public tasks"
+                "options.training (or clients.trained_experts) to 1 at least, options.inference (or "
+                "clients.routed_experts) no lower, and neither above the number of public tasks"
             )
         return Capacity(U, L)
 

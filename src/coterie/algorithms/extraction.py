@@ -9,14 +9,47 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.contributions import warm_start
-from coterie.algorithms.expert_pool import Block
+from coterie.algorithms.expert_pool import Block, Common, Trained, mean_common
+from coterie.algorithms.factors import factor_of_pair
 from coterie.errors import ConfigError, nearest
 from coterie.maths.extraction import Descent, flat, mixtures, unflat
 from coterie.maths.simplex import block_sums
-from coterie.protocol import Adapter, Gradient, LowRank, Model
+from coterie.protocol import Gradient, LowRank, Model, Uploads
 
 PUBLIC = "public/"
 """What the names of a server's data sets of one task each begin with."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What a round's uploads give the server: blocks with their client's id, and the one scale of all.
+
+    A: A^global by layer. common: what is shared beside experts, None before anybody has trained it.
+    """
+
+    blocks: Sequence[tuple[str, Block]]
+    A: Mapping[str, Tensor]
+    scale: float
+    common: Common | None = None
+
+
+def first_pool(uploads: Uploads) -> Pool | None:
+    """Of the round that trains one adapter: every client's B, and the mean A. None without such uploads."""
+    sent = uploads.where(lambda one: not isinstance(one.payload, Trained))
+    if not len(sent):
+        return None
+    A = sent.mean(lambda pair: factor_of_pair(pair, "A"))
+    return Pool([(one.card.id, factor_of_pair(one.payload, "B")) for one in sent], A, sent.entries[0].card.scale)
+
+
+def later_pool(uploads: Uploads, A: Mapping[str, Tensor], experts: int) -> Pool | None:
+    """Of later rounds: all trained blocks, and the mean of what is shared. None without uploads over these experts."""
+    sent = uploads.where(lambda one: isinstance(one.payload, Trained) and one.payload.fits(experts))
+    if not len(sent):
+        return None
+    card = sent.entries[0].card
+    blocks = [(one.card.id, block) for one in sent for block in one.payload.blocks.values()]
+    return Pool(blocks, A, card.scale, mean_common(sent, card.rank))
 
 
 @dataclass(frozen=True)
@@ -28,10 +61,7 @@ class Extracted:
 
 
 def extracted(
-    pool: Sequence[tuple[str, Block]],
-    A: Mapping[str, Tensor],
-    scale: float,
-    around: Mapping[str, Adapter],
+    pool: Pool,
     tasks: Sequence[str],
     contributions: Mapping[str, Tensor],
     clients: int,
@@ -40,19 +70,20 @@ def extracted(
 ) -> Generator[list[Gradient], list[dict[str, Tensor]], Extracted]:
     """Extract of FedSEE's Algorithm 1 (lines 41-46): one gradient for each task at each step, none of the pool's size.
 
-    pool: blocks with their client's id. around: terms that act beside the expert, W~ with the base. contributions: C
-    as it was, from which weights start. examples: of a task's data at each step, drawn anew; None: all.
+    What is shared acts beside each expert, W~ with the base. contributions: C as it was, from which weights start.
+    examples: of a task's data at each step, drawn anew; None: all.
     """
-    shapes = {name: tuple(block.shape) for name, block in pool[0][1].items()}
-    rows = torch.stack([flat(block, list(shapes)) for _, block in pool])  # (P, D)
-    ids = list(dict.fromkeys(name for name, _ in pool))
-    owners = torch.tensor([ids.index(name) for name, _ in pool])
-    start = warm_start(contributions, [name for name, _ in pool], len(tasks), clients)
+    shapes = {name: tuple(block.shape) for name, block in pool.blocks[0][1].items()}
+    rows = torch.stack([flat(block, list(shapes)) for _, block in pool.blocks])  # (P, D)
+    ids = list(dict.fromkeys(name for name, _ in pool.blocks))
+    owners = torch.tensor([ids.index(name) for name, _ in pool.blocks])
+    start = warm_start(contributions, [name for name, _ in pool.blocks], len(tasks), clients)
+    around = {} if pool.common is None else pool.common.terms
     omega = descent.feasible(start, owners, len(ids))  # (M, P)
     for number in range(1, descent.steps + 1):
         asked = []
         for task, row in zip(tasks, mixtures(omega, rows), strict=True):
-            expert = {name: LowRank(B, A[name], scale) for name, B in unflat(row, shapes).items()}
+            expert = {name: LowRank(B, pool.A[name], pool.scale) for name, B in unflat(row, shapes).items()}
             model = Model(lora=expert, **around)  # type: ignore[arg-type]  # a term's name is no field's
             asked.append(Gradient(model, task, wrt=("lora.*.B",), examples=examples))
         found = yield asked

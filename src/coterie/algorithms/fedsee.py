@@ -40,16 +40,14 @@ from coterie.algorithms.expert_pool import (
     Start,
     Trained,
     check_trained,
-    mean_common,
     routed_model,
     starting_common,
     trained_parts,
 )
 from coterie.algorithms.expert_sizes import ExpertSizes
-from coterie.algorithms.extraction import PUBLIC, extracted, public_tasks
+from coterie.algorithms.extraction import PUBLIC, extracted, first_pool, later_pool, public_tasks
 from coterie.algorithms.factors import (
     check_adapter,
-    factor_of_pair,
     initial_factors,
     require_common_scale,
     require_equal_layers,
@@ -180,26 +178,15 @@ class FedSEE(ExpertSizes, Algorithm):
         return Upload(trained)  # line 30
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> Program:
-        if not state.A:
-            sent = uploads.where(lambda one: not isinstance(one.payload, Trained))
-        else:
-            M = len(state.tasks)
-            sent = uploads.where(lambda one: isinstance(one.payload, Trained) and one.payload.fits(M))
-        if not len(sent):
+        pool = later_pool(uploads, state.A, len(state.tasks)) if state.A else first_pool(uploads)  # lines 7, 17
+        if pool is None:
             return state
-        if not state.A:
-            A, common = sent.mean(lambda pair: factor_of_pair(pair, "A")), None  # line 7
-            pool = [(one.card.id, factor_of_pair(one.payload, "B")) for one in sent]
-        else:
-            A, common = state.A, mean_common(sent, sent.entries[0].card.rank)  # line 17
-            pool = [(one.card.id, block) for one in sent for block in one.payload.blocks.values()]
-        around = {} if common is None else common.terms
-        scale, descent = sent.entries[0].card.scale, Descent(self.steps, self.lr, self.regulariser, self.balanced)
+        descent = Descent(self.steps, self.lr, self.regulariser, self.balanced)
         found = yield from extracted(  # lines 9, 18
-            pool, A, scale, around, state.tasks, state.contributions, state.clients, descent, self.examples
+            pool, state.tasks, state.contributions, state.clients, descent, self.examples
         )
         C = smoothed(state.contributions, found.contributions, self.smoothing, state.clients)  # line 19
-        return replace(state, A=A, experts=found.experts, common=common, contributions=C)
+        return replace(state, A=dict(pool.A), experts=found.experts, common=pool.common, contributions=C)
 
     def check(self, payload: Any, card: Card) -> None:
         if isinstance(payload, Trained):

@@ -3,8 +3,8 @@
 IFCA, arXiv 2006.04088, Algorithm 1 with model averaging; with LoRA adapters as FedSEE compares it. A client evaluates
 its training loss under each cluster's adapter and head, joins the cluster of the least (the first of equals) and
 trains that adapter alone. A cluster's new adapter is the mean over those who joined; one that nobody joined stays.
-Up: B_i, A_i of one adapter, r_i (m + n) scalars a layer, and the cluster's name. Down: all K adapters,
-K r_i (m + n); with averaged heads, one for each cluster too.
+Up: B_i, A_i of one adapter, r_i (m + n) scalars a layer, and the cluster's name, which is that of its head too. Down:
+all K adapters, K r_i (m + n); with averaged heads, one for each cluster too.
 Losses are over the first 512 training examples. Clients count equally, as in the released code.
 Deviations: with B = 0 all K adapters are one function, so that everybody would join the first. All clusters therefore
 begin with one pair, and in the first round clients are dealt out at random, equally many to each; a client that
@@ -22,7 +22,6 @@ from typing import Any
 from coterie.algorithms.base import Algorithm, Program
 from coterie.algorithms.clustered import mean_of_members, members
 from coterie.algorithms.factors import check_adapter, cut_for, initial_pair, pair_bytes
-from coterie.errors import ModelError
 from coterie.protocol import (
     Adapter,
     Card,
@@ -57,14 +56,6 @@ class Download:
     dealt: str
 
 
-@message
-class Member:
-    """The factors that a client trained, and the cluster that it joined with them."""
-
-    cluster: str
-    factors: Adapter
-
-
 @dataclass(frozen=True)
 class IFCA(Algorithm):
     """Iterative federated clustering (arXiv 2006.04088) with LoRA adapters.
@@ -83,7 +74,6 @@ class IFCA(Algorithm):
         ranks="unequal",
         weights="uniform",
         personal=True,
-        keeps_memory=True,
     )
 
     def __post_init__(self) -> None:
@@ -110,11 +100,10 @@ class IFCA(Algorithm):
 
     def local(self, client: Client, download: Download) -> Program:
         chosen = download.dealt if client.round == 1 else (yield from self.choice(download))
-        client.memory["cluster"] = chosen
         if client.phase == "choice":
             return Upload(None, head_group=chosen)
         fitted = yield Fit(Model(lora=download.models[chosen]), head=chosen)
-        return Upload(Member(chosen, fitted.model["lora"]), head_group=chosen)
+        return Upload(fitted.model["lora"], head_group=chosen)
 
     def choice(self, download: Download) -> Program:
         """=> the cluster with the least loss on the client's training examples."""
@@ -124,21 +113,21 @@ class IFCA(Algorithm):
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         made = dict(state.models)
         for name, before in state.models.items():
-            made[name] = mean_of_members(before, joined(uploads, name), lambda sent: sent.factors)
+            made[name] = mean_of_members(before, joined(uploads, name))
         return replace(state, models=made)
 
     def check(self, payload: Any, card: Card) -> None:
-        if payload is None:  # a choice
-            return
-        if not isinstance(payload, Member) or payload.cluster not in self.names:
-            raise ModelError(f"client {card.id}: an upload must be one of {self.clusters} clusters with its factors")
-        check_adapter(payload.factors, card)
+        if payload is not None:  # a choice alone
+            check_adapter(payload, card)
 
     def site_model(self, client: Client, download: Download) -> Model:
-        return Model(lora=download.models[client.memory.get("cluster", download.dealt)])
+        return Model(lora=download.models[client.head_group or download.dealt])
 
     def global_model(self, state: State) -> None:
         return None  # no one adapter is for all
+
+    def head_group(self, state: State, card: Card) -> str:
+        return state.dealt[card.id]
 
     def head_choices(self, state: State, card: Card) -> tuple[str, ...]:
         return self.names
@@ -157,4 +146,4 @@ def nearest(losses: list[float], names: tuple[str, ...]) -> str:
 
 def joined(uploads: Uploads, cluster: str) -> Uploads:
     """Those who joined this cluster."""
-    return members(uploads, lambda one: one.payload is not None and one.payload.cluster == cluster)
+    return members(uploads, lambda one: one.head_group == cluster)

@@ -45,6 +45,7 @@ class LocalOnly(Algorithm):
         up="nothing",
         down="nothing",
         ranks="unequal",
+        bases="any",
         personal=True,
         keeps_memory=True,
         head="local",

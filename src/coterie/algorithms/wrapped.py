@@ -54,6 +54,9 @@ class Wrapped(Algorithm):
     def global_model(self, state: Any) -> Model | None:
         return self.inner.global_model(self.inner_state(state))
 
+    def further_global_models(self, state: Any) -> Mapping[str, Model]:
+        return self.inner.further_global_models(self.inner_state(state))
+
     def bytes_up(self, layer: Layer, card: Card) -> int:
         return self.inner.bytes_up(layer, card)
 
@@ -62,6 +65,12 @@ class Wrapped(Algorithm):
 
     def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
         return self.inner.bytes_of_round(layer, card, number, phase)
+
+    def bytes_apart(self, card: Card, federation: Federation) -> tuple[int, int]:
+        return self.inner.bytes_apart(card, federation)
+
+    def emulation(self) -> tuple[float, int] | None:
+        return self.inner.emulation()
 
     def in_federation(self, federation: Federation) -> Self:
         return replace(self, inner=self.inner.in_federation(federation))
