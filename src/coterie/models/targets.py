@@ -13,8 +13,13 @@ from coterie.errors import ModelError
 from coterie.protocol import Layer
 
 HEADS = ("classifier", "score", "pre_classifier", "classification_head")
-DEFAULTS = {"mpnet": ("attn.q", "attn.v")}
-"""Default target names of model types for which PEFT has none."""
+_QUERY_AND_VALUE = ("q_proj", "v_proj", "query", "value")  # transformers renamed these layers of image encoders
+
+DEFAULTS = {
+    "mpnet": ("attn.q", "attn.v"),
+    **dict.fromkeys(("vit", "deit", "dinov2", "dinov2_with_registers", "clip", "siglip", "siglip2"), _QUERY_AND_VALUE),
+}
+"""Default target names of model types for which PEFT has none: those of them that a network has."""
 
 Targets = str | Sequence[str] | None
 
@@ -136,7 +141,7 @@ def _default(network: nn.Module, known: Mapping[str, Layer]) -> list[str]:
     """PEFT's default target names for this model type, or our own where it has none."""
     kind = getattr(getattr(network, "config", None), "model_type", "?")
     if kind in DEFAULTS:
-        return list(DEFAULTS[kind])
+        return [name for name in DEFAULTS[kind] if any(_ends(layer, name) for layer in known)]
     advice = f"name some of: {', '.join(_last_parts(known))}"
     try:
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as defaults
