@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines.world import base, key, text, world
+from engines.world import key, text, world
 from engines.world import play as play_run
 from protocol.test_routed import KINDS, term
 from serve.conftest import settings
@@ -19,7 +19,8 @@ import coterie
 from coterie.adapters.peft_folder import load_peft, save_peft
 from coterie.adapters.routed_folder import RULE, is_routed, load_routed, routed_terms, save_routed
 from coterie.algorithms import Algorithm, FedLEASE, FedSEE
-from coterie.engines.evaluation import Evaluation, site_models
+from coterie.engines.evaluation import site_models
+from coterie.engines.scoring import Evaluation
 from coterie.engines.traffic import Traffic
 from coterie.errors import CoterieError, ModelError
 from coterie.experiments.adapters import write_adapters
@@ -114,7 +115,7 @@ def test_a_loaded_site_gives_the_logits_of_the_engines_model(algorithm: Algorith
     public = {f"public/{name}": text(16, seed=50 + i) for i, name in enumerate("xy")}
     run = world(algorithm, ranks=(2, 2, 2), rounds=2, server_data=public if algorithm.traits.server_data else {})
     progress = play_run(run)[-1].progress
-    write_adapters(run, progress, base(), "toy", ["no", "yes"], tmp_path)
+    write_adapters(run, progress, {"base": "toy"}, ["no", "yes"], tmp_path)
     view = Evaluation(run.setting, run.executor, run.store, 3, "export", Traffic(Ledger(), 3, "export", False))
     data = text(12, seed=5)
     for name, model, head in site_models(view, progress.state, progress.heads, {}):

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from coterie.adapters import peft_folder
+from coterie.adapters.core_folder import is_cores, load_cores
 from coterie.adapters.mixture_folder import is_mixture, load_mixture
 from coterie.adapters.peft_folder import PeftFolder, load_peft
 from coterie.adapters.routed_folder import is_routed, load_routed
@@ -24,8 +25,9 @@ from coterie.experiments.config import Config
 from coterie.experiments.exports import adapter_folder
 from coterie.maths.keys import root_key
 from coterie.models.hub import require_reachable
+from coterie.models.image_bases import load_image_base, load_seeing_language_base
 from coterie.models.loading import DTYPES, Base, load_base, load_language_base
-from coterie.protocol import Model
+from coterie.protocol import InnerCore, Model
 from coterie.serve.predictor import Predictor
 from coterie.serve.rows import Form, form_of
 from coterie.training.evaluation import check_model
@@ -83,7 +85,7 @@ def find(folder: str | Path, client: str | None = None) -> Found:
     place = Path(folder).expanduser()
     if not place.is_dir():
         raise ModelError(f"there is no folder {place}; give that of a run, an adapter or a model")
-    adapted = (place / peft_folder.CONFIG).is_file() or is_mixture(place) or is_routed(place)
+    adapted = (place / peft_folder.CONFIG).is_file() or is_mixture(place) or is_routed(place) or is_cores(place)
     if (place / folders.CONFIG).is_file() and not adapted:
         config, _ = folders.read_config(place)
         return _of_run(adapter_folder(place, client), place, config)
@@ -133,11 +135,14 @@ def _of_run(place: Path, run: Path, config: Config) -> Found:
 
 
 def _adapted(place: Path, base: str | Path | None, dtype: str) -> Parts:
-    """An adapter on its base, or several that inputs share."""
+    """An adapter on its base, or several that inputs share, or cores inside a compressed base."""
+    if is_cores(place):
+        return _with_cores(place, base, dtype)
     several = load_mixture(place) if is_mixture(place) else load_routed(place) if is_routed(place) else None
     held = load_peft(place) if several is None else next(iter(several.parts.values()))
     model = Model(lora=held.adapter) if several is None else several.model
     layers = sorted({layer for terms in model.terms.values() for layer in terms})
+    pictured = held.task_type is None and held.image_size is not None
     kind = held.task_type or ("SEQ_CLS" if held.head else "CAUSAL_LM")
     if kind not in ("SEQ_CLS", "CAUSAL_LM"):
         raise ModelError(f"{place}: an adapter for {kind} is not served, only SEQ_CLS and CAUSAL_LM")
@@ -147,7 +152,10 @@ def _adapted(place: Path, base: str | Path | None, dtype: str) -> Parts:
     named = _base_name(place, held, base)
     try:
         if kind == "CAUSAL_LM":
-            loaded = load_language_base(named, targets=layers, dtype=dtype)
+            opening = load_seeing_language_base if _sees(named) else load_language_base
+            loaded = opening(named, targets=layers, dtype=dtype)
+        elif pictured:
+            loaded = _of_images(named, layers, _classes(held), held.image_size, dtype)
         else:
             loaded = _classifier(named, layers, _classes(held), dtype)
         check_model(loaded, model, "the adapter")
@@ -155,6 +163,24 @@ def _adapted(place: Path, base: str | Path | None, dtype: str) -> Parts:
     except ModelError as error:
         raise ModelError(f"{place} on the base {named}: {error}") from error
     return loaded, model, held.head, _labels(loaded, held.labels), held.max_length
+
+
+def _with_cores(place: Path, base: str | Path | None, dtype: str) -> Parts:
+    """Cores inside a compressed base."""
+    held = load_cores(place)
+    named = held.base_name if base is None else str(base)
+    layers = sorted(held.cores)
+    model = Model(core={layer: InnerCore(core) for layer, core in held.cores.items()})
+    try:
+        if held.labels is None:
+            loaded = load_language_base(named, targets=layers, dtype=dtype)
+        else:
+            loaded = _classifier(named, layers, len(held.labels), dtype)
+        check_model(loaded, model, "the cores")
+        _check_head(loaded, held.head or {})
+    except ModelError as error:
+        raise ModelError(f"{place} on the base {named}: {error}") from error
+    return loaded, model, held.head, _labels(loaded, held.labels), None
 
 
 def _whole(place: Path, dtype: str) -> Parts:
@@ -171,14 +197,36 @@ def _whole(place: Path, dtype: str) -> Parts:
         head = _stored(place, loaded.slots.head_names)
         _check_head(loaded, head)
         return loaded, Model(), head, _labels(loaded, None), None
+    if kind.endswith("ForImageClassification"):
+        loaded = _of_images(str(place), "all-linear", len(config.id2label), None, dtype)
+        head = _stored(place, loaded.slots.head_names)
+        _check_head(loaded, head)
+        return loaded, Model(), head, _labels(loaded, None), None
     if not kind.endswith(("ForCausalLM", "LMHeadModel")):
-        raise ModelError(f"{place}: a {kind} is not served; only sequence classifiers and causal language models")
+        raise ModelError(f"{place}: a {kind} is not served; only classifiers and causal language models")
     return load_language_base(place, targets="all-linear", dtype=dtype), Model(), None, (), None
 
 
 def _classifier(name: str, targets: str | list[str], classes: int, dtype: str) -> Base:
     # The head is drawn, but never used: an adapter and a whole model bring their own.
     return load_base(name, targets=targets, num_labels=classes, dtype=dtype, head_key=root_key(0))
+
+
+def _of_images(name: str, targets: str | list[str], classes: int, size: int | None, dtype: str) -> Base:
+    return load_image_base(
+        name, targets=targets, num_labels=classes, image_size=size, dtype=dtype, head_key=root_key(0)
+    )
+
+
+def _sees(name: str) -> bool:
+    """Whether this is a language model that is shown images."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except Exception:  # whoever loads it says what is wrong
+        return False
+    return hasattr(config, "vision_config") and hasattr(config, "text_config")
 
 
 def _base_name(place: Path, held: PeftFolder, base: str | Path | None) -> str:
@@ -249,6 +297,9 @@ def _stored(place: Path, names: set[str]) -> dict[str, Tensor]:
 def _context(base: Base) -> int:
     """The most tokens that a base can see: what its tokeniser and its table of positions allow."""
     config: Any = base.network.config
+    if base.vision is not None and not base.is_language:
+        return base.vision.tokens
+    config = getattr(config, "text_config", config)
     said = [base.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
     for name, module in base.network.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:

@@ -1,26 +1,32 @@
-"""A trained model that answers: classes of texts, or what a language model goes on with or chooses."""
+"""A trained model that answers: classes of texts or images, or what a language model goes on with or chooses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.data.batches import evaluation_batches
+from coterie.data.images import Picture, image_set
 from coterie.data.sequences import SequenceSet, tokenise_choices, tokenise_sequences
 from coterie.data.tasks.language import spaced
 from coterie.data.text import tokenise
 from coterie.errors import DataError, ModelError
-from coterie.models.loading import Base
+from coterie.experiments.bases import shown
+from coterie.models.loading import Base, inputs_of
 from coterie.protocol import Model
 from coterie.training.evaluation import alone, predict
 from coterie.training.mixing import share_out
 
 BATCH = 32
+
+Shown = str | Path | Picture
+"""A text; or, for a model of images, the path of an image file, what is in one, or pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +51,20 @@ class Predictor:
         """Whether this goes on with prompts (`generate`, `choose`) instead of naming classes (`predict`)."""
         return self.base.is_language
 
-    def logits(self, texts: Iterable[str], pairs: Iterable[str] | None = None, *, batch_size: int = BATCH) -> Tensor:
+    def logits(self, texts: Iterable[Shown], pairs: Iterable[str] | None = None, *, batch_size: int = BATCH) -> Tensor:
         """Logits (n, C) float32 of n texts, or of texts with their second texts `pairs`; on the CPU.
 
-        White space round a text is dropped, as it was in training.
+        White space round a text is dropped, as it was in training. A model of images takes these in place of texts.
 
         Raises:
             ModelError: a language model.
-            DataError: something else than a list of strings, pairs of another number, a text of no tokens.
+            DataError: something else than a list of strings, pairs of another number, a text of no tokens, an image
+                that cannot be read.
         """
         if self.is_language:
             raise ModelError("this is a language model, which has no classes; use generate or choose")
+        if self.base.vision is not None:
+            return self._of_images(texts, pairs, batch_size)
         first = [text.strip() for text in _strings(texts, "texts")]
         second = None if pairs is None else [text.strip() for text in _strings(pairs, "pairs")]
         data = tokenise(
@@ -72,23 +81,31 @@ class Predictor:
         return predict(self.base, self.model, self.head, data, batch_size).logits
 
     def probabilities(
-        self, texts: Iterable[str], pairs: Iterable[str] | None = None, *, batch_size: int = BATCH
+        self, texts: Iterable[Shown], pairs: Iterable[str] | None = None, *, batch_size: int = BATCH
     ) -> Tensor:
         """The classes' probabilities (n, C) float32, by softmax; see `logits`."""
         return self.logits(texts, pairs, batch_size=batch_size).softmax(dim=1)
 
     def predict(
-        self, texts: Iterable[str], pairs: Iterable[str] | None = None, *, batch_size: int = BATCH
+        self, texts: Iterable[Shown], pairs: Iterable[str] | None = None, *, batch_size: int = BATCH
     ) -> list[str]:
-        """The name of each text's likeliest class; see `logits`."""
+        """The name of each text's, or image's, likeliest class; see `logits`."""
         found = self.logits(texts, pairs, batch_size=batch_size).argmax(dim=1)
         return [self.labels[place] for place in found.tolist()]
 
-    def generate(self, prompts: Iterable[str], max_new_tokens: int = 64, *, batch_size: int = BATCH) -> list[str]:
+    def generate(
+        self,
+        prompts: Iterable[str],
+        max_new_tokens: int = 64,
+        *,
+        pictures: Sequence[Picture] | None = None,
+        batch_size: int = BATCH,
+    ) -> list[str]:
         """What a language model goes on with after each prompt, greedily: up to its end token, or `max_new_tokens`.
 
         Prompts are tokenised as in training (`coterie.data.sequences.tokenise_sequences`). Special tokens, and the
-        space that parts an answer from its prompt, are left out.
+        space that parts an answer from its prompt, are left out. pictures: the image that each prompt is about, for a
+        model that sees.
 
         Raises:
             ModelError: a classifier, a tokeniser without an end token, or more new tokens than the base can see.
@@ -109,6 +126,8 @@ class Predictor:
             raise ModelError("the tokeniser has no end token, so that an answer would not end; name one in its folder")
         # Of empty answers, so that the end token is all that follows a prompt.
         data = tokenise_sequences(given, [""] * len(given), self.base.tokenizer, room + 1)
+        if pictures is not None:
+            data = shown(data, pictures, torch.arange(len(given)), self.base)
         said = [""] * len(given)
         for batch in evaluation_batches(data.prompts, batch_size):
             answers = self._continued(data, batch.indices.tolist(), int(end), max_new_tokens)
@@ -159,6 +178,27 @@ class Predictor:
         found = self.choice_scores(given, offered, score=score, batch_size=batch_size).argmax(dim=1)
         return [options[place] for options, place in zip(offered, found.tolist(), strict=True)]
 
+    def _of_images(self, images: Iterable[Shown], pairs: Iterable[str] | None, batch_size: int) -> Tensor:
+        sees = self.base.vision
+        assert sees is not None
+        if pairs is not None:
+            raise DataError("images have no second texts; leave pairs out")
+        if isinstance(images, str | Path | bytes):
+            raise DataError("images is one image; give a list of them")
+        pictures = [_opened(image) for image in images]
+        if not pictures:
+            return torch.empty(0, len(self.labels))
+        data = image_set(
+            pictures,
+            np.zeros(len(pictures), np.int64),
+            num_classes=len(self.labels),
+            size=sees.size,
+            mean=sees.mean,
+            std=sees.std,
+            tokens=sees.tokens,
+        )
+        return predict(self.base, self.model, self.head, data, batch_size).logits
+
     def _language(self, instead: str) -> None:
         if not self.is_language:
             raise ModelError(f"this is a classifier, which only names classes; use {instead}")
@@ -177,16 +217,24 @@ class Predictor:
                 longest = int(prompts.lengths.max())
                 ends = torch.arange(len(places)) * longest + lengths - 1  # where the answers begin
                 share_out(base, prompts.batch(range(len(places)), longest), [ends.to(base.device)])
-            whole = base.network.generate(  # type: ignore[operator]
-                input_ids=ids.to(base.device),
-                attention_mask=(columns >= 0).long().to(base.device),
-                max_new_tokens=count,
-            )
+            given = {"input_ids": ids, "attention_mask": (columns >= 0).long()}
+            if data.pictures is not None:
+                given["pixel_values"] = data.batch(places, int(data.lengths.max()))["pixel_values"]
+            whole = base.network.generate(**inputs_of(base, given), max_new_tokens=count)  # type: ignore[operator]
         answers: list[str] = base.tokenizer.batch_decode(whole[:, ids.shape[1] :], skip_special_tokens=True)
         return answers
 
 
-def _strings(given: Iterable[str], name: str) -> list[str]:
+def _opened(image: Shown) -> Picture:
+    if not isinstance(image, str | Path):
+        return image
+    try:
+        return Path(image).expanduser().read_bytes()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{image}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _strings(given: Iterable[Any], name: str) -> list[str]:
     """A list of the texts given; one text alone would be taken for a list of its letters."""
     if isinstance(given, str):
         raise DataError(f"{name} is one text; give a list of them, such as [{given[:20]!r}]")
@@ -203,7 +251,7 @@ def _choices(choices: Sequence[str] | Sequence[Sequence[str]], count: int) -> li
         raise DataError(f"choices is one text; give a list of them, such as [{choices[:20]!r}, …]")
     listed = list(choices)
     if all(isinstance(choice, str) for choice in listed):
-        return [_strings(listed, "choices")] * count  # type: ignore[arg-type]
+        return [_strings(listed, "choices")] * count
     if len(listed) != count:
         raise DataError(f"{count} prompts and {len(listed)} lists of choices: there must be equally many")
     return [_strings(own, f"choices[{place}]") for place, own in enumerate(listed)]
