@@ -1,11 +1,13 @@
-"""Memory against the number of clients: 10 and 200 sites that each keep at least 2 MiB between rounds.
+"""Memory against the number of clients: few sites that keep much, and ten thousand that keep little.
 
     python benchmarks/memory.py --json memory.json
+    python benchmarks/memory.py --many --json memory-many.json
 
-FedPA-LoRA on a small encoder, 10 clients a round, every site with factors of its own from the start; the last round
-evaluates every site's model. Each size runs in a process of its own; growth is the peak resident size from there on,
-above the resident size once model and data are loaded. Sites' memories live in the run's store on disk, so growth
-must not follow the number of clients.
+FedPA-LoRA on a small encoder, every site with factors of its own from the start. Few: 10 and 200 sites of at least
+2 MiB each, 10 a round; the last round evaluates every site's model. Many: 100 and 10,000 sites of some KiB, 40 a
+round, with a checkpoint after each as in a run; CPU seconds are those of a round, first and last apart. Each size runs
+in a process of its own; growth is the peak resident size from there on, above the resident size once model and data are
+loaded. Sites' memories live in the run's store on disk, so growth must not follow the number of clients.
 """
 
 from __future__ import annotations
@@ -13,15 +15,34 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-COHORT, RANK, ROUNDS, SIZES = 10, 28, 8, (10, 200)
 MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A federation: its encoder, ranks, cohort and rounds, and with how many clients it is measured."""
+
+    sizes: tuple[int, int]
+    cohort: int
+    rounds: int
+    rank: int
+    width: int
+    layers: int
+    targets: str | list[str]
+    tested: bool
+
+
+FEW = Kind((10, 200), cohort=10, rounds=8, rank=28, width=256, layers=4, targets="all-linear", tested=True)
+MANY = Kind((100, 10_000), cohort=40, rounds=8, rank=4, width=64, layers=2, targets=["query", "value"], tested=False)
 
 
 def resident() -> int:
@@ -52,7 +73,7 @@ class Peak:
             time.sleep(0.002)
 
 
-def measure(clients: int) -> dict[str, float]:
+def measure(kind: Kind, clients: int) -> dict[str, float]:
     """One federation in this process."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
@@ -69,20 +90,22 @@ def measure(clients: int) -> dict[str, float]:
     from coterie.protocol import Card, SiteRecord
     from coterie.training.asks import Plan, TrainSettings
     from coterie.training.executor import Executor
+    from coterie.wire.codec import encode
     from coterie.wire.ledger import Ledger
 
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=100,
-        hidden_size=256,
-        num_hidden_layers=4,
+        hidden_size=kind.width,
+        num_hidden_layers=kind.layers,
         num_attention_heads=4,
-        intermediate_size=1024,
+        intermediate_size=4 * kind.width,
         max_position_embeddings=32,
         num_labels=2,
     )
     network = BertForSequenceClassification(config)
-    base = from_network(network, None, "all-linear", root_key(0).fold("head"), attention="eager")
+    base = from_network(network, None, kind.targets, root_key(0).fold("head"), attention="eager")
     count, length, key = 8 * clients, 8, root_key(1)
     ids = torch.from_numpy((key.fold("ids").bits(count * length) % 95).astype("int32")) + 5
     labels = torch.from_numpy((key.fold("labels").bits(count) % 2).astype("int64"))
@@ -90,15 +113,16 @@ def measure(clients: int) -> dict[str, float]:
     sites = {}
     for i in range(clients):
         own = text.select(range(8 * i, 8 * i + 8))
-        sites[f"c{i:03d}"] = Site(Card(f"c{i:03d}", RANK, 8, 2.0, base.layers), {"train": own, "test": own})
+        card = Card(f"c{i:05d}", kind.rank, 8, 2.0, base.layers)
+        sites[card.id] = Site(card, {"train": own, "test": own} if kind.tested else {"train": own})
     setting = Setting(
         algorithm=FedPALoRA(),
         sites=sites,
-        rounds=ROUNDS,
-        sample=COHORT,
+        rounds=kind.rounds,
+        sample=kind.cohort,
         heads={"base": base.head},
-        pooled_test=text.select(range(16)),
-        measuring=Measuring(every=ROUNDS, clients_every=ROUNDS, objective_examples=0),
+        pooled_test=text.select(range(16)) if kind.tested else None,
+        measuring=Measuring(every=kind.rounds, clients_every=kind.rounds, objective_examples=0),
     )
     train = TrainSettings(optimizer="sgd", lr=1e-3, batch_size=4, steps=1)
     executor = Executor({"base": base}, train, Plan(clients_per_step=1))
@@ -110,9 +134,16 @@ def measure(clients: int) -> dict[str, float]:
             for name, site in sites.items():
                 own_factors = initial_factors(site.card, root_key(2).fold(name))
                 save_record(store, name, SiteRecord(memory={"factors": own_factors}))
-            for played in engine.rounds(engine.begin()):
-                store.commit(played.progress.round, {})
+            store.commit(0, {})
+            progress, spent = engine.begin(), []
+            while not progress.finished:
+                began = time.process_time()
+                progress = engine.play(progress).progress
                 engine.ledger.drain()
+                store.put("progress", encode(progress, dense=True))
+                store.put("ledger", engine.ledger.state_text().encode())
+                store.commit(progress.round, {})
+                spent.append(time.process_time() - began)
         kept = [len(store.get(f"records/{name}")) for name in sites]
     return {
         "clients": clients,
@@ -121,6 +152,7 @@ def measure(clients: int) -> dict[str, float]:
         "loaded_mib": loaded / MIB,
         "peak_mib": peak.value / MIB,
         "growth_mib": (peak.value - loaded) / MIB,
+        "round_cpu_s": statistics.median(spent[1:-1]),
     }
 
 
@@ -128,20 +160,23 @@ def main() -> None:
     """Measures each size in its own process and prints the growth between them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--many", action="store_true", help="ten thousand clients against a hundred")
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    kind = MANY if options.many else FEW
     if options.clients:
-        print(json.dumps(measure(options.clients)))
+        print(json.dumps(measure(kind, options.clients)))
         return
     rows = []
-    for clients in SIZES:
-        done = subprocess.run(
-            [sys.executable, __file__, "--clients", str(clients)], capture_output=True, text=True, check=True
-        )
+    for clients in kind.sizes:
+        command = [sys.executable, __file__, "--clients", str(clients), *(["--many"] if options.many else [])]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
-        print("  ".join(f"{name} {value:.1f}" for name, value in rows[-1].items()))
+        print("  ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()))
     between = rows[1]["growth_mib"] - rows[0]["growth_mib"]
-    print(f"growth above the loaded process between {SIZES[0]} and {SIZES[1]} clients: {between:.1f} MiB")
+    few, many = kind.sizes
+    times = rows[1]["growth_mib"] / rows[0]["growth_mib"]
+    print(f"growth above the loaded process between {few} and {many} clients: {between:.1f} MiB ({times:.2f} times)")
     if options.json:
         options.json.write_text(json.dumps({"rows": rows, "between_mib": between}, indent=2))
 

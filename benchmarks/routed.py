@@ -24,7 +24,7 @@ import torch
 from standin import machine, versions
 from transformers import BertConfig, BertForSequenceClassification
 
-from coterie.algorithms.extraction import extracted
+from coterie.algorithms.extraction import Pool, extracted
 from coterie.data.text import TextSet
 from coterie.maths.extraction import Descent
 from coterie.maths.keys import root_key
@@ -122,7 +122,7 @@ def extraction(base: Base, dtype: Dtype, pool: int, count: int) -> dict[str, flo
     blocks = [{n: KEY.fold("B", n, p).normal((s.d_out, RANK), 0.02) for n, s in layers} for p in range(min(pool, 10))]
     uploads = [(f"c{p}", blocks[p % 10]) for p in range(pool)]
     tasks = [f"public/{task}" for task in range(EXPERTS)]
-    program = extracted(uploads, A, SCALE, {}, tasks, {}, pool, Descent(steps=count + 1), PUBLIC)
+    program = extracted(Pool(uploads, A, SCALE), tasks, {}, pool, Descent(steps=count + 1), PUBLIC)
     asked = next(program)
     passes, whole = 0.0, 0.0
     for number in range(count + 1):

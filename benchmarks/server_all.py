@@ -15,15 +15,14 @@ Letters: m x n the layer, N clients of rank r, c = N r, e the scalars of an uplo
 
 from __future__ import annotations
 
-import inspect
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from standin import Reached, Round, begun, cards, made, watched
+from standin import Reached, Round, begun, cards, made, watched, with_bases
 from torch import Tensor
 
 from coterie.engines.driver import drive_one
@@ -284,7 +283,7 @@ def played(name: str, layers: int) -> tuple[Any, Any, Round | None]:
     """The method, the engine, and the first main round up to its uploads; none where no client takes part."""
     algorithm = made(name, OPTIONS)
     members = cards([RANK] * CLIENTS, {f"layer{i:02d}": Layer(SIZE, SIZE) for i in range(layers)})
-    engine = watched(algorithm, members, rounds=2, strict=False)
+    engine = watched(algorithm, with_bases(algorithm, members), rounds=2, strict=False)
     engine.stop_in = "main"
     try:
         list(engine.rounds(begun(engine)))
@@ -296,7 +295,7 @@ def played(name: str, layers: int) -> tuple[Any, Any, Round | None]:
 def measure(name: str, layers: int, yardsticks: Yardsticks) -> Row | None:
     """The server half of one method's round; None where it trains or asks for gradients, which is stood in for."""
     algorithm, engine, one = played(name, layers)
-    if one is None or algorithm.traits.pools_data or inspect.isgeneratorfunction(algorithm.aggregate):
+    if one is None or algorithm.traits.pools_data or asks(algorithm.aggregate(one.before, one.uploads, one.server)):
         return None
     party = engine._server_party(one.number, {})
     result: list[Any] = []
@@ -335,6 +334,18 @@ def measure(name: str, layers: int, yardsticks: Yardsticks) -> Row | None:
         averaged=ratio(read / rate.averaged, bound64),
         reason=family.reason if above else "",
     )
+
+
+def asks(program: Any) -> bool:
+    """Whether an aggregation has anything trained, predicted or weighed, and does not only compute."""
+    if not isinstance(program, Generator):
+        return False
+    try:
+        next(program)
+    except StopIteration:
+        return False
+    program.close()
+    return True
 
 
 def tensors(tree: Any) -> list[Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from coterie.algorithms import METHODS, Algorithm
+from coterie.compress.ranks import rank_of
 from coterie.data.text import TextSet
 from coterie.engines.in_process import InProcess, Progress
 from coterie.engines.setting import Measuring, Setting, Site, WeightPolicy
@@ -37,7 +38,9 @@ from coterie.protocol import (
     Predictions,
     Score,
     Server,
+    Translate,
     Uploads,
+    Weights,
     map_tensors,
     matching,
 )
@@ -48,16 +51,25 @@ from coterie.wire.ledger import Ledger
 TASKS = 6
 """Of how many tasks a server has examples, where a method needs some."""
 
+CLASSES, VOCABULARY, POOL = 4, 512, (100, 200)
+"""Classes of a task, what predictions are over, and a pool's examples and labels."""
+
 Trained = Callable[[str, Model, Key], Model]
 """What a party's Fit ends at: its name, the model that enters, the request's key."""
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """An executor without models: every answer is drawn from the request's key. double: Fits enter and end in fp64."""
+    """An executor without models: every answer is drawn from the request's key. double: Fits enter and end in fp64.
+
+    layers: of each base model by its spec, for `Weights`; width: entries of a feature.
+    """
 
     trained: Trained
     double: bool = False
+    at_once: int = 1
+    layers: Mapping[str, Mapping[str, Layer]] = field(default_factory=dict)
+    width: int = 6
 
     def set_base(self, log: BaseLog, spec: str) -> None:
         """There is none."""
@@ -76,12 +88,34 @@ class StandIn:
         if isinstance(request, Evaluate):
             return Score(loss=float(ask.key.unit(1)[0]), accuracy=0.5, examples=8)
         if isinstance(request, Predict):
-            drawn = ask.key.normal((request.sample or 8, 6))
-            rows = torch.arange(len(drawn))
-            return Predictions(drawn[:, :2], rows % 2, embeddings=drawn if request.features else None, examples=rows)
+            return predictions(request, ask.key, self.width)
+        if isinstance(request, Translate):
+            return request.said
+        if isinstance(request, Weights):
+            return {name: base_weight(name, self.layers[ask.spec][name]) for name in request.names}
         if isinstance(request, Gradient):
             return {part: ask.key.fold(part).normal(tuple(v.shape)) for part, v in request.model.parameters.items()}
         raise TypeError(f"the stand-in cannot answer {type(request).__name__}")
+
+
+def predictions(request: Predict, key: Key, width: int) -> Predictions:
+    """Standard normal logits, features and losses; of a pool's examples with several labels, else one row of each."""
+    count, rows = POOL if request.data == "pool" else (request.sample or 8, request.sample or 8)
+    examples = torch.arange(rows) * count // rows
+    logits, ids = key.fold("logits").normal((rows, VOCABULARY)), None
+    if request.top_k is not None:
+        logits, ids = logits.topk(min(request.top_k, VOCABULARY))
+    features = key.fold("features").normal((rows, width)) if request.features else None
+    losses = key.fold("losses").normal((rows,)).abs()
+    return Predictions(logits, examples % CLASSES, ids, features, examples, examples % CLASSES, losses)
+
+
+def base_weight(name: str, layer: Layer) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """W (m, n), or U (m, k), V (k, n) of a layer that is held factored, all drawn from the layer's name alone."""
+    key = root_key(6).fold(name)
+    if layer.inner is None:
+        return key.fold("W").normal((layer.d_out, layer.d_in))
+    return key.fold("U").normal((layer.d_out, layer.inner)), key.fold("V").normal((layer.inner, layer.d_in))
 
 
 def at_random(party: str, model: Model, key: Key) -> Model:
@@ -152,7 +186,30 @@ class Watched(InProcess):
 
 def cards(ranks: Sequence[int], layers: Mapping[str, Layer], scale: float = 2.0) -> list[Card]:
     """One client for each rank, with as many examples more as it is later in the list."""
-    return [Card(f"c{i:02d}", rank, 10 + i, scale, dict(layers)) for i, rank in enumerate(ranks)]
+    width = max(layer.d_out for layer in layers.values())
+    return [
+        Card(f"c{i:02d}", rank, 10 + i, scale, dict(layers), width=width, classes=CLASSES, pool=POOL)
+        for i, rank in enumerate(ranks)
+    ]
+
+
+def with_bases(algorithm: Algorithm, members: Sequence[Card]) -> list[Card]:
+    """The same clients; of a method for compressed models, three in ten cut to 0.4, four to 0.6 and three full.
+
+    As FedSLM deals them out; all layers are cut.
+    """
+    if algorithm.traits.bases != "compressed":
+        return list(members)
+    ratios = [0.4] * 3 + [0.6] * 4 + [None] * 3
+    return [cut(card, ratios[10 * i // len(members)]) for i, card in enumerate(members)]
+
+
+def cut(card: Card, ratio: float | None) -> Card:
+    """The client with a base model of so many of the parameters; the full one for None."""
+    if ratio is None:
+        return card
+    layers = {n: replace(one, inner=rank_of(n, one, ratio)) for n, one in card.layers.items()}
+    return replace(card, spec=f"ratio-{ratio:g}", layers=layers)
 
 
 def watched(
@@ -164,24 +221,42 @@ def watched(
     double: bool = False,
     strict: bool = True,
     weights: WeightPolicy = "paper",
+    server: Card | None = None,
 ) -> Watched:
-    """An engine over these clients, ready to begin."""
+    """An engine over these clients, ready to begin.
+
+    server: what the server itself trains; None: the base model that the clients' are, or were cut from.
+    """
     data = TextSet(torch.arange(8, dtype=torch.int32), torch.arange(5) * 2, torch.arange(4) % 2, torch.arange(4), 2)
     pools = {"pooled", *(f"pooled/{card.group}" for card in members)} if algorithm.traits.pools_data else set()
-    public = {f"public/{task}" for task in range(TASKS)} if algorithm.traits.server_data else set()
+    taught = algorithm.traits.server_data or algorithm.emulation() is not None
+    public = {f"public/{task}" for task in range(TASKS)} | {"unlabeled"} if taught else set()
+    shared = {"pool": data} if algorithm.traits.shares_data else {}
+    whole = {n: replace(layer, inner=None) for card in members for n, layer in card.layers.items()}
+    own = server or replace(members[0], id="server", spec="base", layers=whole)
     setting = Setting(
         algorithm=algorithm,
-        sites={card.id: Site(card, {"train": data}) for card in members},
+        sites={card.id: Site(card, {"train": data, **shared}) for card in members},
         rounds=rounds,
         seed=11,
-        server_data=dict.fromkeys(pools | public, data),
+        server_data=dict.fromkeys(pools | public, data) | shared,
         measuring=Measuring(objective_examples=0, mismatch=False),
         strict=strict,
         weights=weights,
+        server_base=own.spec,
+        server_card=own,
+        set_up={card.spec: factor_bytes(card) for card in members},
     )
-    engine = Watched(setting, StandIn(trained, double), Volatile(), Ledger())  # type: ignore[arg-type]
+    layers = {card.spec: card.layers for card in [*members, own]}
+    executor = StandIn(trained, double, layers=layers, width=own.width or 1)
+    engine = Watched(setting, executor, Volatile(), Ledger())  # type: ignore[arg-type]
     engine.seen = []
     return engine
+
+
+def factor_bytes(card: Card) -> int:
+    """Bytes of U and V, which come with a compressed base model, once."""
+    return sum(4 * layer.inner * (layer.d_out + layer.d_in) for layer in card.layers.values() if layer.inner)
 
 
 def begun(engine: Watched) -> Progress:

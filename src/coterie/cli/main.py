@@ -1,4 +1,4 @@
-"""The command line: partition, run, resume, compare, report, reproduce, export, predict, compress, list, assets.
+"""The command line: run, resume, compare, report, export, predict and the rest of what `coterie --help` lists.
 
 What takes long to import (torch, transformers) is imported by the commands that need it, so that help comes at once.
 """
@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from coterie.cli.bench import bench
 from coterie.cli.compare import compare
 from coterie.cli.compress import compress
 from coterie.cli.endings import resumable
@@ -21,6 +22,7 @@ from coterie.cli.partition import partition
 from coterie.cli.predict import predict
 from coterie.cli.report import page_after, report
 from coterie.cli.reproduce import reproduce
+from coterie.cli.score import score
 from coterie.errors import CoterieError
 
 app = typer.Typer(
@@ -142,6 +144,8 @@ def export(
 
 app.command()(predict)
 app.command()(compress)
+app.command()(score)
+app.command()(bench)
 
 
 @app.command(name="list")

@@ -53,6 +53,7 @@ class Plan:
 
     clients_per_step: how many clients are trained at once (1: one after another).
     padding_rank: ranks are zero-padded to this (0: each stack to its own largest).
+    workers: how many processes answer, each with so many threads (1: the run's own); no bit depends on it.
     """
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
@@ -62,6 +63,7 @@ class Plan:
     padding_rank: int = 0
     device: str = "cpu"
     eval_batch_size: int = 64
+    workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Ask:
     head: Mapping[str, Tensor] | None
     data: DataSet | None
     key: Key
+    source: DataSet | None = None
 
 
 @dataclass(frozen=True)

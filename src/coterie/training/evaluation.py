@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,14 +13,14 @@ from torch import Tensor, nn
 
 from coterie.data import metrics
 from coterie.data.batches import Batch, evaluation_batches, plan
-from coterie.data.sequences import ChoiceSet, DataSet
-from coterie.data.text import TextSet
+from coterie.data.sequences import ChoiceSet, Classified, DataSet, SequenceSet
 from coterie.errors import DataError, ModelError
 from coterie.maths.keys import Key
 from coterie.models.loading import Base, inputs_of
 from coterie.protocol import Dense, Model, Predictions, Score, matching
 from coterie.protocol.messages import map_tensors
 from coterie.training.asks import TrainSettings
+from coterie.training.features import example_features, nearest_scores
 from coterie.training.mixing import pooled, require_unmixed
 from coterie.training.objectives import (
     TrainSet,
@@ -94,15 +95,19 @@ def evaluate(
     check_kind(base, data, "evaluation")
     check_labels(data, "evaluation")
     if isinstance(data, ChoiceSet):
-        return choice_score(_option_scores(base, model, data, batch_size), data, judged_by)
-    if not isinstance(data, TextSet) and (other := [name for name in judged_by if name != "accuracy"]):
+        scored = _option_scores if model.nearest is None else _nearest_options
+        return choice_score(scored(base, model, data, batch_size), data, judged_by)
+    if not isinstance(data, Classified) and (other := [name for name in judged_by if name != "accuracy"]):
         raise DataError(f"evaluation: {other[0]!r} is a metric of classes; of answers' tokens there is accuracy only")
     stacked, own_head = alone(base, model, head)
     loss = torch.zeros((), dtype=torch.float64, device=base.device)
     answers: list[Tensor] = []
-    with base.slots.bound(1, stacked, own_head):
+    with base.slots.bound(1, stacked, own_head) as binding:
         for batch in _batches(data, batch_size):
             found = labelled(base, batch)
+            if stacked.nearest is not None and isinstance(data, Classified):
+                features = example_features(base, binding.seen, batch)
+                found = replace(found, logits=nearest_scores(stacked.nearest, features, data.num_classes))
             loss += label_losses(found).double().sum()
             answers.append(torch.stack([found.logits.argmax(dim=1), found.targets]))
     given, true = torch.cat(answers, dim=1).cpu()
@@ -136,7 +141,9 @@ def predict(
             raise DataError("options have no features: they are scored by all their tokens")
         return Predictions(*_top(_option_scores(base, model, data, batch_size), data.labels.clone(), top_k))
     stacked, own_head = alone(base, model, head)
+    known = isinstance(data, SequenceSet) or int(data.labels.min()) >= 0
     pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    losses: list[Tensor] = []
     held: list[Tensor] = []
     order: list[Tensor] = []
     with base.slots.bound(1, stacked, own_head) as binding:
@@ -144,6 +151,8 @@ def predict(
             batch = data.batch(planned.indices, planned.pad_to)
             found = labelled(base, batch)
             pieces.append(_top(found.logits.float().cpu(), found.targets.cpu(), top_k))
+            if known:
+                losses.append(label_losses(found).float().cpu())
             rows = found.places.cpu() // (batch["labels"].numel() // len(planned.indices))
             order.append(torch.as_tensor(planned.indices)[rows])
             if features:
@@ -152,7 +161,16 @@ def predict(
     logits, targets = (torch.cat(parts)[back] for parts in list(zip(*pieces, strict=True))[:2])
     ids = [piece[2] for piece in pieces if piece[2] is not None]
     found_features = torch.cat(held)[back] if features else None
-    return Predictions(logits, targets, torch.cat(ids)[back] if ids else None, found_features, examples)
+    classes = data.labels if isinstance(data, Classified) else data.classes
+    return Predictions(
+        logits,
+        targets,
+        torch.cat(ids)[back] if ids else None,
+        found_features,
+        examples,
+        None if classes is None else classes[examples],
+        torch.cat(losses)[back] if known else None,
+    )
 
 
 @torch.no_grad()
@@ -168,11 +186,26 @@ def _option_scores(base: Base, model: Model, data: ChoiceSet, batch_size: int) -
         for planned in _planned(options, batch_size):
             losses = row_losses(base, options.batch(planned.indices, planned.pad_to))
             summed[torch.as_tensor(planned.indices)] = -losses.double().cpu()
-    if data.score == "mean":
-        summed = summed / options.labelled
+    return data.arranged(summed)
+
+
+@torch.no_grad()
+def _nearest_options(base: Base, model: Model, data: ChoiceSet, batch_size: int) -> Tensor:
+    """(n, C) float64 on the CPU: how near each option's prototype is to the question, -inf where there is no option."""
+    prompts = data.options.select(data.first[data.rows])  # all options of a question follow one prompt
+    stacked, _ = alone(base, model, None)
+    assert stacked.nearest is not None
     counts = data.counts
-    exists = torch.arange(int(counts.max())) < counts[:, None]
-    return torch.full(exists.shape, -torch.inf, dtype=torch.float64).masked_scatter(exists, summed)
+    scores = torch.zeros(len(data), stacked.nearest.held.shape[-1], dtype=torch.float64)
+    with base.slots.bound(1, stacked, None) as binding:
+        for planned in _planned(prompts, batch_size):
+            batch = prompts.batch(planned.indices, planned.pad_to)
+            labelled(base, batch)
+            features = example_features(base, binding.seen, batch)
+            found = nearest_scores(stacked.nearest, features, scores.shape[1])
+            scores[torch.as_tensor(planned.indices)] = found.double().cpu()
+    exists = torch.arange(scores.shape[1]) < counts[:, None]
+    return scores.masked_fill(~exists, -torch.inf)
 
 
 def choice_score(scores: Tensor, data: ChoiceSet, judged_by: Sequence[str] = ("accuracy",)) -> Score:
@@ -243,13 +276,16 @@ def gradient(
 def calibrate(
     base: Base, model: Model, head: Mapping[str, Tensor] | None, data: DataSet, batch_size: int
 ) -> dict[str, Tensor]:
-    """X X^T (d_in, d_in) float64 of each adapted layer's inputs at all positions that hold a token; on the CPU."""
+    """X X^T (d_in, d_in) float64 of each adapted layer's inputs at all positions that hold a token; on the CPU.
+
+    Of images at all their positions.
+    """
     chosen = trainable(base, data, "calibration")
     require_unmixed(model, "calibration")
     stacked, own_head = alone(base, model, head)
     grams: dict[str, Tensor] = {}
     seen: list[tuple[Tensor, Tensor]] = []
-    mask = torch.empty(0)
+    mask: Tensor | None = None
 
     def hook(name: str) -> Any:
         def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -257,7 +293,7 @@ def calibrate(
             # Query, key and value share one input: its Gram matrix is computed once.
             found = next((gram for other, gram in seen if other is x), None)
             if found is None:
-                tokens = x[mask] if x.dim() == 3 else x
+                tokens = x.flatten(0, -2) if mask is None or x.dim() != 3 else x[mask]
                 wide = tokens.double()
                 found = wide.mT @ wide
                 seen[:] = [(x, found)]
@@ -271,7 +307,8 @@ def calibrate(
         nowhere = [torch.empty(0, dtype=torch.int64, device=base.device)] if base.is_language else None
         with base.slots.bound(1, stacked, own_head), base.slots.keeping(nowhere):
             for batch in _batches(chosen, batch_size):
-                mask = batch["attention_mask"].bool().to(base.device)
+                held = batch.get("attention_mask")
+                mask = None if held is None else held.bool().to(base.device)
                 seen.clear()
                 base.network(**inputs_of(base, batch))
     finally:
@@ -313,7 +350,7 @@ def training_batches(
 def _planned(data: TrainSet, batch_size: int) -> list[Batch]:
     """Every example once. Of sequences, few enough for logits of a whole vocabulary at each of their tokens."""
     batches = evaluation_batches(data.lengths, batch_size)
-    if isinstance(data, TextSet):
+    if isinstance(data, Classified):
         return batches
     return [
         Batch(part, batch.pad_to)

@@ -9,10 +9,23 @@ import torch
 from coterie.data.sequences import DataSet
 from coterie.errors import DataError, ModelError, nearest
 from coterie.models.loading import Base
-from coterie.protocol import Answer, BaseLog, Calibrate, Evaluate, Fit, Gradient, Predict, Weights
+from coterie.protocol import (
+    Answer,
+    BaseLog,
+    Calibrate,
+    Evaluate,
+    Fit,
+    Gradient,
+    Imitation,
+    Predict,
+    TopLogits,
+    Translate,
+    Weights,
+)
 from coterie.training.asks import Ask, Done, Plan, TrainSettings
 from coterie.training.evaluation import calibrate, evaluate, first_batch, gradient, predict
 from coterie.training.fit import fit
+from coterie.training.translation import Translator, strings_of, translated
 
 
 class Executor:
@@ -27,8 +40,14 @@ class Executor:
         self.bases = dict(bases)
         self.settings = settings
         self.plan = plan
+        self._translators: dict[tuple[str, str], Translator] = {}
         for base in self.bases.values():
             base.prepare(plan.dtype, plan.attention, plan.device)
+
+    @property
+    def at_once(self) -> int:
+        """Of how many parties' asks it profits at one time, beyond those that train in one stack."""
+        return 1
 
     def set_base(self, log: BaseLog, spec: str) -> None:
         """Bring a base to the version of `log`.
@@ -40,29 +59,28 @@ class Executor:
 
     def answer(self, asks: Sequence[Ask]) -> list[Done | Exception]:
         """One answer for each ask, in order; an ask that cannot be answered gets its exception as the answer."""
-        answers: list[Done | Exception | None] = [None] * len(asks)
-        groups: dict[Hashable, list[int]] = {}
-        for number, ask in enumerate(asks):
-            if isinstance(ask.request, Fit):
-                try:
-                    groups.setdefault(stack_signature(ask, ask.request), []).append(number)
-                except Exception as error:  # a malformed request is its own client's failure
-                    answers[number] = error
-            else:
-                answers[number] = self._guarded(ask)
-        size = max(1, self.plan.clients_per_step)
-        for numbers in groups.values():
-            for start in range(0, len(numbers), size):
-                part = numbers[start : start + size]
-                for number, answer in zip(part, self._fit([asks[i] for i in part]), strict=True):
-                    answers[number] = answer
-        return [answer for answer in answers if answer is not None]
+        units, malformed = divided(asks, self.plan.clients_per_step)
+        performed = self.perform([[asks[number] for number in unit] for unit in units])
+        found: dict[int, Done | Exception] = {**malformed}
+        for unit, answers in zip(units, performed, strict=True):
+            found |= zip(unit, answers, strict=True)
+        return [found[number] for number in range(len(asks))]
+
+    def perform(self, units: Sequence[list[Ask]]) -> list[list[Done | Exception]]:
+        """The answers of each unit of `divided`, whatever its company."""
+        return [self._unit(unit) for unit in units]
+
+    def close(self) -> None:
+        """Ends whatever works for this executor; nothing does in one process."""
+
+    def _unit(self, asks: list[Ask]) -> list[Done | Exception]:
+        return self._fit(asks) if isinstance(asks[0].request, Fit) else [self._guarded(ask) for ask in asks]
 
     def _fit(self, asks: list[Ask]) -> list[Done | Exception]:
         request = asks[0].request
         assert isinstance(request, Fit)
         try:
-            return fit(self._base(request.initial.spec or asks[0].spec), asks, self.settings, self.plan)
+            return fit(self._base(request.initial.spec or asks[0].spec), asks, self.settings, self.plan, self.bases)
         except Exception as error:
             if len(asks) == 1:
                 return [error]
@@ -81,6 +99,8 @@ class Executor:
             base = self._base(request.spec or ask.spec)
             return {name: base.weight(name) for name in request.names}
         assert not isinstance(request, Fit)
+        if isinstance(request, Translate):
+            return self._translated(ask, request)
         base = self._base(request.model.spec or ask.spec)
         data = _data(ask)
         if isinstance(request, Evaluate):
@@ -100,10 +120,41 @@ class Executor:
         assert isinstance(request, Calibrate)
         return calibrate(base, request.model, ask.head, data, size)
 
+    def _translated(self, ask: Ask, request: Translate) -> TopLogits:
+        own, source, target = self._base(ask.spec), self._base(request.source), _data(ask)
+        by = None
+        if own.is_language:
+            pair = (request.source, ask.spec)
+            if pair not in self._translators:
+                self._translators[pair] = Translator(strings_of(source, pair[0]), strings_of(own, pair[1]))
+            by = self._translators[pair]
+        return translated(request.said, ask.source or target, target, by, ask.party)
+
     def _base(self, spec: str) -> Base:
         if spec not in self.bases:
             raise ModelError(f"there is no base model {spec!r}{nearest(spec, self.bases)}")
         return self.bases[spec]
+
+
+def divided(asks: Sequence[Ask], clients_per_step: int) -> tuple[list[list[int]], dict[int, Exception]]:
+    """The asks by number in units of work: Fits that train in one stack, at most so many, or a single other request.
+
+    The units follow from the asks and the plan alone. Second, the errors of malformed Fits, by number.
+    """
+    malformed: dict[int, Exception] = {}
+    units: list[list[int]] = []
+    groups: dict[Hashable, list[int]] = {}
+    for number, ask in enumerate(asks):
+        if isinstance(ask.request, Fit):
+            try:
+                groups.setdefault(stack_signature(ask, ask.request), []).append(number)
+            except Exception as error:  # a malformed request is its own client's failure
+                malformed[number] = error
+        else:
+            units.append([number])
+    size = max(1, clients_per_step)
+    stacks = [numbers[start : start + size] for numbers in groups.values() for start in range(0, len(numbers), size)]
+    return units + stacks, malformed
 
 
 def stack_signature(ask: Ask, request: Fit) -> Hashable:
@@ -111,7 +162,7 @@ def stack_signature(ask: Ask, request: Fit) -> Hashable:
     return (
         request.initial.spec or ask.spec,
         request.initial.signature,
-        type(request.loss),
+        (type(request.loss), ask.party if isinstance(request.loss, Imitation) else None),
         tuple((type(penalty), penalty.signature) for penalty in request.penalties),
         None if ask.head is None else tuple((name, tuple(value.shape)) for name, value in ask.head.items()),
     )

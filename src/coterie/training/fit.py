@@ -19,23 +19,39 @@ from torch import Tensor
 from coterie.data.text import TextSet, joint_batch
 from coterie.errors import CoterieError, RunError
 from coterie.models.loading import Base
-from coterie.protocol import Fitted, Model, Penalty, RoutingPenalty
+from coterie.protocol import (
+    Distillation,
+    FeaturePenalty,
+    Fitted,
+    Imitation,
+    Model,
+    Penalty,
+    RoutingPenalty,
+    WeakToStrong,
+)
 from coterie.protocol.messages import leaves, map_tensors
+from coterie.protocol.requests import AnyPenalty
 from coterie.training.asks import Ask, Done, Head, Plan, TrainSettings
+from coterie.training.distilling import distilled_losses
 from coterie.training.evaluation import on_base
+from coterie.training.features import classes_of, collected, example_features, feature_losses
 from coterie.training.flat import Flat, arrange, view
-from coterie.training.objectives import TrainSet, label_count, row_losses
+from coterie.training.imitating import imitation_losses, teacher_of
+from coterie.training.objectives import label_count, labelled, row_count, row_losses
 from coterie.training.optimizers import OptimizerState, clip_gradients, gradient_norms, learning_rate, step
 from coterie.training.recompute import recomputed
 from coterie.training.routing import drawn_again, noting, of_clients, routing_loss, whole_usage
+from coterie.training.teaching import Held, example_scores, hardened_whole, needs_whole, teaching_losses
 from coterie.training.trainee import HEAD, Dropout, Trainee, attempted
 
 # Rows of a batch from which on the CPU's matrix products give a row the same bits whatever the number of rows.
 SMALLEST = {torch.float32: 4, torch.bfloat16: 8}
 
 
-def fit(base: Base, asks: Sequence[Ask], settings: TrainSettings, plan: Plan) -> list[Done | Exception]:
-    """Train the clients of Fit requests that stack, all at once.
+def fit(
+    base: Base, asks: Sequence[Ask], settings: TrainSettings, plan: Plan, bases: Mapping[str, Base] | None = None
+) -> list[Done | Exception]:
+    """Train the clients of Fit requests that stack, all at once; bases: by spec, where a Fit's teacher has one.
 
     Answers `Fitted` with the model in its own rank and dtype, on the CPU, and the trained head; what no pattern
     names comes back bit for bit. A client that cannot be trained, or whose loss, gradient or parameters stop being
@@ -43,7 +59,7 @@ def fit(base: Base, asks: Sequence[Ask], settings: TrainSettings, plan: Plan) ->
     """
     prepared = [attempted(base, ask, settings) for ask in asks]
     ready = [trainee for trainee in prepared if isinstance(trainee, Trainee)]
-    done = iter(_Stack(base, ready, settings, plan).run() if ready else ())
+    done = iter(_Stack(base, ready, settings, plan, bases or {}).run() if ready else ())
     return [next(done) if isinstance(trainee, Trainee) else trainee for trainee in prepared]
 
 
@@ -60,8 +76,19 @@ class _Room:
 class _Stack:
     """The state of one stacked training; lives for one `fit`."""
 
-    def __init__(self, base: Base, trainees: Sequence[Trainee], settings: TrainSettings, plan: Plan) -> None:
+    def __init__(
+        self,
+        base: Base,
+        trainees: Sequence[Trainee],
+        settings: TrainSettings,
+        plan: Plan,
+        bases: Mapping[str, Base],
+    ) -> None:
         self.base, self.trainees, self.settings = base, trainees, settings
+        alone, loss = trainees[0], trainees[0].fit.loss
+        self.teacher = None
+        if isinstance(loss, Imitation):  # which stacks with no other
+            self.teacher = teacher_of(loss, bases, base, alone.ask.head, f"client {alone.ask.party}")
         self.clients = len(trainees)
         stacked = Model.stack([trainee.model for trainee in trainees], plan.padding_rank)
         heads = {name: torch.stack([trainee.head[name] for trainee in trainees]) for name in trainees[0].head}
@@ -81,6 +108,8 @@ class _Stack:
         penalties = _stacked_penalties(base, trainees, plan.padding_rank)
         self.penalties = [penalty for penalty in penalties if isinstance(penalty, Penalty)]
         self.on_routing = [penalty for penalty in penalties if isinstance(penalty, RoutingPenalty)]
+        self.on_features = [penalty for penalty in penalties if isinstance(penalty, FeaturePenalty)]
+        self.noted: list[list[tuple[Tensor, Tensor]]] = [[] for _ in trainees]
         totals = [len(trainee.batches) for trainee in trainees]
         self.steps = max(totals)
         self.losses = torch.zeros(self.steps, self.clients, dtype=self.like.dtype, device=self.like.device)
@@ -125,10 +154,9 @@ class _Stack:
         fewest = 0 if exact else SMALLEST[self.base.dtype]
         for i in alive:
             batch = self.trainees[i].batches[number]
-            rows = len(batch.indices)
-            parts = [len(part) for part in self._parts(batch.indices)]
+            parts = [row_count(self.trainees[i].data, part) for part in self._parts(batch.indices)]
             whole = all(part % 4 == 0 for part in parts) if exact else min(parts) >= fewest
-            shape = (rows, batch.pad_to)
+            shape = (*parts, batch.pad_to)
             groups.setdefault(shape if whole else (*shape, i), []).append(i)
         return list(groups.values())
 
@@ -139,7 +167,8 @@ class _Stack:
     def _forward_backward(self, number: int, rows: list[int]) -> None:
         """Add the gradients of the task losses of `rows`, whose batches have one shape, and note the losses.
 
-        A client's loss is the mean over all labels of its mini-batch, in however many parts that is computed.
+        A client's loss is the mean over all labels (where a teacher is learnt from, all examples) of its mini-batch,
+        in however many parts that is computed.
         """
         chosen = [self.trainees[i] for i in rows]
         batches = [trainee.batches[number] for trainee in chosen]
@@ -150,7 +179,10 @@ class _Stack:
             for place in self.varying:
                 room.data[place].copy_(self.main.data[place][index])
         counts = torch.tensor(
-            [label_count(trainee.data, batch.indices) for trainee, batch in zip(chosen, batches, strict=True)],
+            [
+                len(batch.indices) if self.teacher is not None else label_count(trainee.data, batch.indices)
+                for trainee, batch in zip(chosen, batches, strict=True)
+            ],
             dtype=self.losses.dtype,
             device=self.like.device,
         )
@@ -158,36 +190,85 @@ class _Stack:
         generators = [] if dropout is None else dropout.generators
         keeping = recomputed(self.base.network, generators) if self.settings.checkpointing else nullcontext()
         total = torch.zeros_like(counts)
-        on_routing = of_clients(self.on_routing, index)
+        on_routing, on_features = of_clients(self.on_routing, index), of_clients(self.on_features, index)
         with self.base.slots.bound(len(rows), room.model, room.head, dropout) as binding, keeping:
+            hard = self._hardened(chosen, number, generators)
             whole = None
             if on_routing and self.settings.accumulation > 1:
                 with drawn_again(generators):
                     whole = whole_usage(
                         binding,
-                        self._batches(chosen, number),
+                        (batch for _, batch in self._parted(chosen, number)),
                         lambda batch: row_losses(self.base, batch, len(rows)),
                         len(rows),
                         self.like.device,
                     )
-            for place, batch in enumerate(self._batches(chosen, number)):
+            for place, (held, batch) in enumerate(self._parted(chosen, number)):
                 used = noting(binding, batch, len(rows), self.like.device) if on_routing else None
-                losses = row_losses(self.base, batch, len(rows)).view(len(rows), -1).sum(dim=1) / counts
+                losses = self._losses(chosen, number, held, batch, None if hard is None else hard[place]) / counts
                 loss = losses.sum()
                 if used is not None:
                     loss = loss + routing_loss(on_routing, used, whole or used)
+                if self.on_features or any(trainee.fit.collect for trainee in chosen):
+                    features = example_features(self.base, binding.seen, batch, len(rows))
+                    classes = classes_of(batch, len(rows), features)
+                    self._note(number, rows, features, classes)
+                    if on_features:
+                        loss = loss + feature_losses(on_features, features, classes).sum() / len(batches[0].indices)
                 room.flat.add_gradients(loss, fresh=place == 0)
                 total += losses.detach()
         self.losses[number, index] = total
         if room is not self.main:
             self.main.flat.grads[index] = room.flat.grads
 
-    def _batches(self, chosen: Sequence[Trainee], number: int) -> Iterator[dict[str, Tensor]]:
-        """The mini-batches of these clients, of one shape, side by side; part by part."""
+    def _note(self, number: int, rows: list[int], features: Tensor, classes: Tensor) -> None:
+        """Keep the features of those clients that collect them and are in their last epoch."""
+        for place, row in enumerate(rows):
+            trainee = self.trainees[row]
+            epoch = -(-len(trainee.data) // self.settings.batch_size)
+            if trainee.fit.collect and number >= len(trainee.batches) - epoch:
+                self.noted[row].append((features[place].detach().cpu(), classes[place].cpu()))
+
+    def _parted(self, chosen: Sequence[Trainee], number: int) -> Iterator[tuple[Held, dict[str, Tensor]]]:
+        """The mini-batches of these clients, of one shape, side by side; part by part, and whose examples these are."""
         batches = [trainee.batches[number] for trainee in chosen]
         for parts in zip(*(self._parts(batch.indices) for batch in batches), strict=True):
             held = [(one.data, part) for one, part in zip(chosen, parts, strict=True)]
-            yield _batch_of_all(held, batches[0].pad_to)
+            yield held, _batch_of_all(held, batches[0].pad_to)
+
+    def _losses(
+        self,
+        chosen: Sequence[Trainee],
+        number: int,
+        held: Held,
+        batch: Mapping[str, Tensor],
+        hard: Sequence[Tensor] | None,
+    ) -> Tensor:
+        """The loss of each client, (S,), summed over what it is a mean of."""
+        losses = [trainee.fit.loss for trainee in chosen]
+        taught = [loss for loss in losses if isinstance(loss, WeakToStrong)]
+        distilled = [loss for loss in losses if isinstance(loss, Distillation)]
+        if self.teacher is not None:
+            return imitation_losses(self.base, self.teacher, batch)
+        if distilled:
+            return distilled_losses(labelled(self.base, batch, len(chosen)), held, distilled)
+        if not taught:
+            return row_losses(self.base, batch, len(chosen)).view(len(chosen), -1).sum(dim=1)
+        progress = [number / len(trainee.batches) for trainee in chosen]
+        return teaching_losses(example_scores(self.base, batch, held), held, taught, progress, hard)
+
+    def _hardened(
+        self, chosen: Sequence[Trainee], number: int, generators: Sequence[torch.Generator]
+    ) -> list[list[Tensor]] | None:
+        """Of each part and client, what thresholds of a whole mini-batch decide; None where the part does."""
+        taught = [trainee.fit.loss for trainee in chosen if isinstance(trainee.fit.loss, WeakToStrong)]
+        alone = not any(needs_whole(loss, trainee.data) for loss, trainee in zip(taught, chosen, strict=False))
+        if self.settings.accumulation == 1 or alone:
+            return None
+        with drawn_again(generators):
+            return hardened_whole(
+                self._parted(chosen, number), taught, lambda held, batch: example_scores(self.base, batch, held)
+            )
 
     def _dropout(self, rows: list[int]) -> Dropout:
         chosen = [self.trainees[i] for i in rows]
@@ -260,6 +341,7 @@ class _Stack:
                 steps_taken=taken,
                 penalty_before=before[row],
                 penalty_after=after[row],
+                collected=collected(self.noted[row]),
             )
             answers.append(Done(fitted, self._own_head(trainee, values, row)))
         return answers
@@ -289,7 +371,7 @@ class _Stack:
         }
 
 
-def _batch_of_all(parts: Sequence[tuple[TrainSet, np.ndarray]], pad_to: int) -> dict[str, Tensor]:
+def _batch_of_all(parts: Held, pad_to: int) -> dict[str, Tensor]:
     """Several clients' batches of equal shape one after another."""
     texts = [(data, indices) for data, indices in parts if isinstance(data, TextSet)]
     joint = joint_batch(texts, pad_to) if len(texts) == len(parts) else None
@@ -299,7 +381,7 @@ def _batch_of_all(parts: Sequence[tuple[TrainSet, np.ndarray]], pad_to: int) -> 
     return pieces[0] if len(pieces) == 1 else {name: torch.cat([one[name] for one in pieces]) for name in pieces[0]}
 
 
-def _stacked_penalties(base: Base, trainees: Sequence[Trainee], rank: int) -> list[Penalty | RoutingPenalty]:
+def _stacked_penalties(base: Base, trainees: Sequence[Trainee], rank: int) -> list[AnyPenalty]:
     own = [list(trainee.fit.penalties) for trainee in trainees]
     stacks = [type(same[0]).stack(same, rank) for same in zip(*own, strict=True)]
     return [on_base(base, penalty) for penalty in stacks]

@@ -62,7 +62,12 @@ def share_out(base: Base, batch: Mapping[str, Tensor], kept: Sequence[Tensor] | 
 
 
 def require_unmixed(model: Model, who: str) -> None:
-    """Raises ModelError for a model of which each input takes its own share: such a one is used, not trained."""
+    """Raises ModelError for a model of which each input takes its own share, or that is judged by prototypes.
+
+    Such a one is used, not trained.
+    """
+    if model.nearest is not None:
+        raise ModelError(f"{who}: a model judged by prototypes answers, but is not trained; leave `nearest` out")
     if model.mix is not None:
         raise ModelError(
             f"{who}: a model that is mixed by nearness to anchors answers, but is not trained or measured; leave the "

@@ -1,4 +1,4 @@
-"""The task's loss, by kind of data: the class of a text, or the next token of an answer. The one place of both."""
+"""The task's loss, by kind of data: the class of a text or image, or the next token of an answer. The one place."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from coterie.data.sequences import IGNORED, ChoiceSet, DataSet, SequenceSet
-from coterie.data.text import TextSet
+from coterie.data.images import ImageSet
+from coterie.data.sequences import IGNORED, ChoiceSet, Classified, DataSet, SequenceSet
 from coterie.errors import DataError, ModelError
 from coterie.models.loading import Base, inputs_of
 from coterie.training.mixing import share_out
 
-TrainSet = TextSet | SequenceSet
+TrainSet = Classified | SequenceSet
 """What a model can be trained on."""
 
 
 def check_kind(base: Base, data: DataSet, who: str) -> None:
-    """Raises ModelError where texts with classes meet a language model, or sequences a classifier."""
-    if base.is_language == isinstance(data, TextSet):
-        held = "texts with classes" if isinstance(data, TextSet) else "sequences"
-        wanted = "a language model, which has no classes" if base.is_language else "a classifier"
+    """Raises ModelError where texts with classes meet a language model, sequences a classifier, or images neither's."""
+    pictured = isinstance(data, ImageSet)
+    fits = base.is_language != isinstance(data, Classified)
+    if not fits or (not base.is_language and pictured != (base.vision is not None)):
+        held = "images" if pictured else "texts with classes" if isinstance(data, Classified) else "sequences"
+        seen = "a classifier" if base.vision is None else "a classifier of images"
+        wanted = "a language model, which has no classes" if base.is_language else seen
         raise ModelError(f"{who}: {held} do not suit {wanted}; load the base for the kind of task")
 
 
 def check_labels(data: DataSet, who: str) -> None:
-    """Raises DataError where a text's class is not known (-1): such data are for predictions alone."""
-    if isinstance(data, TextSet) and len(data) and int(data.labels.min()) < 0:
+    """Raises DataError where a class or right option is not known (-1): such data are for predictions alone."""
+    if isinstance(data, Classified | ChoiceSet) and len(data) and int(data.labels.min()) < 0:
         raise DataError(f"{who}: these examples have no labels; ask for predictions of them, or take labelled data")
 
 
@@ -103,6 +106,11 @@ def row_losses(base: Base, batch: Mapping[str, Tensor], clients: int = 1) -> Ten
     return by_row(label_losses(found), found, batch["labels"])
 
 
-def label_count(data: TrainSet, indices: ArrayLike) -> int:
-    """How many labels the examples at `indices` have together, by which their summed losses become a mean."""
-    return len(np.asarray(indices)) if isinstance(data, TextSet) else int(data.select(indices).labelled.sum())
+def row_count(data: DataSet, indices: ArrayLike) -> int:
+    """How many rows a batch of the examples at `indices` has: one each, of a question one for each option."""
+    return int(data.select(indices).counts.sum()) if isinstance(data, ChoiceSet) else len(np.asarray(indices))
+
+
+def label_count(data: DataSet, indices: ArrayLike) -> int:
+    """What the mean loss of the examples at `indices` is over: their answers' tokens, or else the examples."""
+    return int(data.select(indices).labelled.sum()) if isinstance(data, SequenceSet) else len(np.asarray(indices))

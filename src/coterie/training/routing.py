@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from torch import Tensor
 from coterie.adapters.inject import Binding, Usage
 from coterie.errors import ModelError
 from coterie.protocol import Model, Routed, RoutingPenalty, map_tensors
+from coterie.protocol.penalties import Addend
+
+P = TypeVar("P", bound=Addend)
 
 
 def check_routing(model: Model, penalties: Iterable[object], who: str) -> None:
@@ -26,14 +30,16 @@ def check_routing(model: Model, penalties: Iterable[object], who: str) -> None:
                 raise ModelError(f"{who}: a penalty is on the routing of {penalty.term!r}, but nothing is routed there")
 
 
-def of_clients(penalties: Sequence[RoutingPenalty], rows: Tensor) -> list[RoutingPenalty]:
+def of_clients(penalties: Sequence[P], rows: Tensor) -> list[P]:
     """Stacked penalties of these clients alone."""
     return [map_tensors(penalty, lambda tensor: tensor[rows]) for penalty in penalties]
 
 
 def noting(binding: Binding, batch: Mapping[str, Tensor], clients: int, device: torch.device) -> Usage:
     """Let the coming pass over this batch note how it uses experts."""
-    binding.usage = Usage(batch["attention_mask"].to(device).view(clients, -1))
+    # Without a mask, as of images, all positions count.
+    held = batch.get("attention_mask", torch.empty(clients, 0))
+    binding.usage = Usage(held.to(device).view(clients, -1) if held.numel() else held.to(device))
     return binding.usage
 
 

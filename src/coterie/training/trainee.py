@@ -9,14 +9,18 @@ import torch
 from torch import Tensor
 
 from coterie.data.batches import Batch
+from coterie.data.sequences import DataSet
 from coterie.errors import DataError, ModelError
 from coterie.models.loading import Base
-from coterie.protocol import Core, Fit, LowRank, Model, Routed, Task, matching
+from coterie.protocol import Core, Distillation, Fit, LowRank, Model, Routed, WeakToStrong, matching
 from coterie.training.asks import Ask, Head, TrainSettings
+from coterie.training.distilling import check_distillation
 from coterie.training.evaluation import check_model, on_base, training_batches
+from coterie.training.features import check_features
 from coterie.training.mixing import require_unmixed
-from coterie.training.objectives import TrainSet, check_labels, trainable
+from coterie.training.objectives import check_kind, check_labels, trainable
 from coterie.training.routing import check_routing
+from coterie.training.teaching import check_teaching, vocabulary_of
 
 HEAD = "head."
 """What the names of head parameters begin with, beside those of the model, in masks and learning-rate patterns."""
@@ -32,7 +36,7 @@ class Trainee:
     head: Head
     trained: frozenset[str]
     rate_scale: dict[str, float]
-    data: TrainSet
+    data: DataSet
     batches: list[Batch]
     generator: torch.Generator
 
@@ -58,7 +62,7 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
     """Check one Fit and draw its batches.
 
     Raises:
-        DataError: no examples, no labels, or choices.
+        DataError: no examples, no labels, choices, or a teacher's targets that do not suit the data.
         ModelError: data of another kind than the base is for, a term that does not fit its layer, a pattern that
             matches nothing, nothing to train at all, or a penalty on routing where there is none.
     """
@@ -66,12 +70,21 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
     assert isinstance(request, Fit)
     if ask.data is None or len(ask.data) == 0:
         raise DataError(f"client {ask.party}: there are no examples in {request.data!r} to train on")
-    data = trainable(base, ask.data, f"client {ask.party}")
-    if isinstance(request.loss, Task):
+    if isinstance(request.loss, WeakToStrong):
+        check_kind(base, ask.data, f"client {ask.party}")
+        check_teaching(request.loss, ask.data, vocabulary_of(base), f"client {ask.party}")
+        data = ask.data
+    elif isinstance(request.loss, Distillation):
+        data = trainable(base, ask.data, f"client {ask.party}")
+        check_labels(data, f"client {ask.party}")
+        check_distillation(request.loss, data, f"client {ask.party}")
+    else:
+        data = trainable(base, ask.data, f"client {ask.party}")
         check_labels(data, f"client {ask.party}")
     check_model(base, request.initial, f"client {ask.party}")
     require_unmixed(request.initial, f"client {ask.party}")
     check_routing(request.initial, request.penalties, f"client {ask.party}")
+    check_features(data, request.penalties, request.collect, f"client {ask.party}")
     names = list(request.initial.parameters)
     head = {HEAD + name: value for name, value in (ask.head or base.head).items()}
     trained = matching(names, request.train)
