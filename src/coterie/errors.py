@@ -42,3 +42,9 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(names)}" if 0 < len(names) <= 12 else ""
+
+
+def said(error: Exception) -> str:
+    """An error in one line; errors that are not ours keep their type's name."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, CoterieError) else f"{type(error).__name__}: {text}"

@@ -12,10 +12,10 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from coterie.algorithms import FedIT, FedPALoRA, FedSALoRA, FLoRA, LocalOnly
+from coterie.algorithms import Algorithm, FedIT, FedPALoRA, FedSALoRA, FLoRA, LocalOnly
 from coterie.data.text import TextSet
-from coterie.engines import evaluation
-from coterie.engines.evaluation import head_name
+from coterie.engines import scoring
+from coterie.engines.heads import head_name
 from coterie.engines.in_process import InProcess, Played
 from coterie.engines.measures import spread
 from coterie.engines.setting import Measuring, Site
@@ -24,7 +24,9 @@ from coterie.errors import WireError
 from coterie.maths.keys import root_key
 from coterie.protocol import Client, Evaluate, Model, Predict, Predictions, map_tensors
 from coterie.training.asks import Ask, Done, Head
-from engines.world import FAST, play, text, with_sites, world
+from coterie.training.evaluation import evaluate
+from coterie.wire.ledger import Ledger
+from engines.world import FAST, joined, play, text, with_sites, world
 
 TELLING = replace(FAST, optimizer="adamw", lr=0.01, steps=10)
 """Training after which models differ in their answers."""
@@ -254,7 +256,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> str:
         raise WireError("cannot travel")
 
-    monkeypatch.setattr(evaluation, "digest", refused)
+    monkeypatch.setattr(scoring, "digest", refused)
 
 
 def test_where_all_sites_use_the_global_model_it_is_scored_once_on_each_data_set() -> None:
@@ -265,6 +267,34 @@ def test_where_all_sites_use_the_global_model_it_is_scored_once_on_each_data_set
     assert {counts[id(site.data["test"])] for site in run.setting.sites.values()} == {1}
     assert {counts[id(site.data["train"])] for site in run.setting.sites.values()} == {1}
     assert found["personal"]["clients"] == found["global"]["clients"] and len(found["global"]["clients"]["score"]) == 5
+
+
+def of_parts(method: Algorithm, **fields: Any) -> InProcess:
+    """A round in which the pooled test is the further tests together."""
+    run = world(method, (4, 4, 4), rounds=1, train=TELLING, more_tests=TESTS)
+    setting = replace(run.setting, pooled_test=joined(list(TESTS.values())), **fields)
+    return InProcess(setting, run.executor, Volatile(), Ledger())
+
+
+@pytest.mark.parametrize("method", [FedIT(), LocalOnly()])
+def test_a_pooled_test_that_further_tests_make_up_has_their_scores_and_no_pass_of_its_own(method: Algorithm) -> None:
+    plain, parted = of_parts(method), of_parts(method, pooled_of=tuple(TESTS))
+    counts = passes(parted)
+    one, other = play(plain)[-1].metrics, play(parted)[-1].metrics
+    assert counts[id(parted.setting.pooled_test)] == 0 and counts[id(TESTS["other"])] > 0
+    for kind in ("global", "personal"):
+        if one[kind] is not None:
+            first, second = one[kind]["pooled"], other[kind]["pooled"]
+            assert (first["accuracy"], first["examples"]) == (second["accuracy"], 40) and first["accuracy"] > 0.5
+            assert first["loss"] == pytest.approx(second["loss"], rel=1e-6) and one[kind]["more"] == other[kind]["more"]
+
+
+def test_a_limited_pooled_test_is_scored_itself_as_its_first_examples_are_not_those_of_its_parts() -> None:
+    run = of_parts(FedIT(), pooled_of=tuple(TESTS), measuring=Measuring(pooled_limit=10))
+    counts = passes(run)
+    found = play(run)[-1].metrics
+    assert counts[id(run.setting.pooled_test)] == 1  # by the sites; the last round's global figures have no limit
+    assert (found["personal"]["pooled"]["examples"], found["global"]["pooled"]["examples"]) == (10, 40)
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 1), (15, 2), (40, 1), (99, 1)])
@@ -347,6 +377,21 @@ class Nudged(FedIT):
         return {"copy": Model(lora=copy), "nudged": Model(lora=download | {name: replace(download[name], B=B)})}
 
 
+def test_base_models_as_they_are_are_scored_in_the_first_round_where_asked() -> None:
+    run = world(FedIT(), train=TELLING, rounds=2, more_tests=TESTS, measuring=Measuring(every=2, untrained=True))
+    first, last = play(run)
+    found = first.metrics["untrained"]
+    assert list(found) == ["base"] and "untrained" not in last.metrics and "clients" not in found["base"]
+    plain, head = run.executor.bases["base"], run.setting.initial_head("base")
+    for data, figures in [
+        (run.setting.pooled_test, found["base"]["pooled"]),
+        *((TESTS[name], found["base"]["more"][name]) for name in TESTS),
+    ]:
+        score = evaluate(plain, Model(), head, data, 64)
+        assert (figures["loss"], figures["accuracy"], figures["examples"]) == (score.loss, score.accuracy, len(data))
+    assert found["base"]["pooled"]["loss"] != last.metrics["global"]["pooled"]["loss"]
+
+
 def test_a_copy_is_recognised_and_a_model_changed_in_one_entry_is_scored_anew() -> None:
     run = world(Nudged(), (4, 4, 4), train=TELLING, rounds=1)
     counts = passes(run)
@@ -359,14 +404,14 @@ def test_a_copy_is_recognised_and_a_model_changed_in_one_entry_is_scored_anew() 
 
 def test_models_are_named_only_where_their_data_are_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[Any] = []
-    digest = evaluation.digest
+    digest = scoring.digest
 
     def noted(content: Any, **options: Any) -> str:
         if isinstance(content, Model):
             named.append(content)
         return digest(content, **options)
 
-    monkeypatch.setattr(evaluation, "digest", noted)
+    monkeypatch.setattr(scoring, "digest", noted)
     run = with_validation(world(LocalOnly(), rounds=2, more_tests=TESTS))
     rounds = run.rounds(run.begin())
     next(rounds)

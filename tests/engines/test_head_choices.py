@@ -23,6 +23,9 @@ class Choosing(FedIT):
     fit: str | None = None
     upload: str | None = None
 
+    def head_group(self, state: Any, card: Card) -> str:
+        return "even"
+
     def head_choices(self, state: Any, card: Card) -> tuple[str, ...]:
         return ("even", "odd")
 

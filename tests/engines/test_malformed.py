@@ -182,9 +182,13 @@ def test_beginning_does_not_depend_on_what_the_base_was_used_for_before() -> Non
     assert encode(world(TwoStage(), network=network, **options).begin()) == encode(clean)
 
 
+class Everywhere(FLoRA):
+    traits = replace(FLoRA.traits, bases="any")
+
+
 def test_all_bases_in_use_are_patched_and_have_heads_of_their_own() -> None:
     one, two = base(0), base(1)
-    setting = world(FLoRA(), network=one).setting
+    setting = world(Everywhere(), network=one).setting
     made = dict(setting.sites)
     made["c2"] = Site(replace(made["c2"].card, spec="other"), made["c2"].data)
     setting = replace(setting, sites=made, heads={"base": one.head, "other": two.head})

@@ -86,7 +86,8 @@ def sites(
     for index, rank in enumerate(ranks):
         count = 20 + 4 * (index % 4)
         train = text(count, seed=index + 1, share=(0.2, 0.5, 0.8)[index % 3])
-        card = Card(f"c{index}", rank, count, scale, layers, group=groups[index % len(groups)], **fields)
+        own = {"group": groups[index % len(groups)], "width": 32, "classes": 2}
+        card = Card(f"c{index}", rank, count, scale, layers, **(own | fields))
         made[card.id] = Site(card, {"train": train, "test": text(12, seed=100 + index)})
     return made
 
@@ -109,6 +110,11 @@ def world(
     """An engine ready to begin."""
     frozen = network or base()
     chosen = sites(ranks, frozen.layers, **(card or {}))
+    shared = {"pool": text(16, seed=50)} if algorithm.traits.shares_data else {}
+    if shared:
+        chosen = {
+            name: Site(replace(site.card, pool=(16, 16)), {**site.data, **shared}) for name, site in chosen.items()
+        }
     setting = Setting(
         algorithm=algorithm,
         sites=chosen,
@@ -116,7 +122,7 @@ def world(
         seed=seed,
         heads={"base": frozen.head},
         pooled_test=text(40, seed=999),
-        server_data=server_data or (pooled(chosen) if algorithm.traits.pools_data else {}),
+        server_data=server_data or (pooled(chosen) if algorithm.traits.pools_data else shared),
         **{"measuring": Measuring(objective_examples=8), **fields},
     )
     executor = Executor({"base": frozen}, train, plan or Plan())

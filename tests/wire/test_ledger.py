@@ -75,6 +75,18 @@ def test_a_ledger_restored_from_its_state_goes_on_as_if_never_stopped(before: li
     assert all(ledger.state() == kept.state() and ledger.totals() == kept.totals() for ledger in restored)
 
 
+@given(entries, entries)
+def test_the_text_of_a_ledger_is_its_state_whenever_it_was_written_before(
+    before: list[Entry], after: list[Entry]
+) -> None:
+    ledger = booked(before)
+    assert json.loads(ledger.state_text()) == json.loads(json.dumps(ledger.state()))
+    for entry in after:
+        ledger.add(*entry)
+    assert json.loads(ledger.state_text()) == json.loads(json.dumps(ledger.state()))
+    assert ledger.state_text() == Ledger.from_state(json.loads(ledger.state_text())).state_text()
+
+
 def test_a_row_says_who_what_when_and_how_much() -> None:
     ledger = booked([(3, "main", "a", "up", "message", 100, 7)])
     assert ledger.rows() == ledger.drain()

@@ -31,6 +31,7 @@ FORMAT = 1
 SYNCS = 16
 """Files waited for at once: a disk that takes milliseconds for each takes hardly more for many together."""
 
+_QUEUED = 512  # files handed to the waiting threads at a time, each of which costs memory
 _NAME = re.compile(r"round-(\d+)\.json")
 _NEXT = "free space or mend the folder, then resume the run"
 
@@ -174,7 +175,8 @@ class CheckpointStore:
         with self._writing(path):
             waiting = [digest for digest in sorted(self._uses) if (self._waiting / digest).exists()]
             with ThreadPoolExecutor(SYNCS) as pool:
-                list(pool.map(self._sync, [self._waiting / digest for digest in waiting]))
+                for start in range(0, len(waiting), _QUEUED):
+                    list(pool.map(self._sync, [self._waiting / digest for digest in waiting[start : start + _QUEUED]]))
             for digest in waiting:
                 os.replace(self._waiting / digest, self._blobs / digest)
             self._sync(self._blobs)

@@ -13,11 +13,23 @@ from typing import Any
 from coterie.data.sequences import DataSet
 from coterie.errors import RunError, nearest
 from coterie.maths.keys import Key
-from coterie.protocol import Calibrate, Evaluate, Fit, Fitted, Gradient, Model, Predict, Request, Weights, copied
+from coterie.protocol import (
+    Calibrate,
+    Evaluate,
+    Fit,
+    Fitted,
+    Gradient,
+    Model,
+    Predict,
+    Request,
+    Translate,
+    Weights,
+    copied,
+)
 from coterie.training.asks import Ask, Done, Head
 from coterie.training.executor import Executor
 
-REQUESTS = (Fit, Evaluate, Predict, Gradient, Calibrate, Weights)
+REQUESTS = (Fit, Evaluate, Predict, Translate, Gradient, Calibrate, Weights)
 
 
 @dataclass
@@ -52,6 +64,8 @@ class Party:
             if not self.is_server:
                 raise RunError(f"{self.name}: only the server may ask for base weights")
             return Ask(self.name, request, request.spec or self.spec, self.head, None, self._key(request))
+        if isinstance(request, Translate):
+            return self._translation(request)
         if request.data not in self.data:
             raise RunError(f"{self.name} has no data set {request.data!r}{nearest(request.data, self.data)}")
         key = self._key(request)
@@ -66,6 +80,15 @@ class Party:
                 request = replace(request, head=False)
         model = request.initial if isinstance(request, Fit) else request.model
         return Ask(self.name, request, model.spec or self.spec, head, self.data[request.data], key)
+
+    def _translation(self, request: Translate) -> Ask:
+        """Both tokenisations of the examples; one that is the party's own stands for both."""
+        names = request.data, request.data if request.source == self.spec else f"{request.data}/{request.source}"
+        for name in names:
+            if name not in self.data:
+                raise RunError(f"{self.name} has no data set {name!r}{nearest(name, self.data)}")
+        own, other = (self.data[name] for name in names)
+        return Ask(self.name, request, self.spec, self.head, own, self._key(request), other)
 
     def receive(self, request: Request, done: Done) -> Any:
         """Books an answer and returns what the program is to see."""

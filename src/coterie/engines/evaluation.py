@@ -2,75 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from typing import Any
 
 from coterie.data.sequences import DataSet
 from coterie.engines.driver import Party
-from coterie.engines.measures import spread
+from coterie.engines.figures import Figures, Shown, by_client, joined_scores, mean_figures, validation_figures
+from coterie.engines.heads import head_name, head_of
+from coterie.engines.scoring import Evaluation, Named, Scoring, scores_of, scoring, together
 from coterie.engines.setting import Setting
-from coterie.engines.sites import Store, load_record, memory_of
-from coterie.engines.traffic import Traffic, joined, separated
-from coterie.errors import CoterieError, RunError, WireError
-from coterie.maths.keys import Key, root_key
-from coterie.protocol import Client, Evaluate, Model, Score, SiteRecord
-from coterie.training.asks import Ask, Done, Head
-from coterie.training.executor import Executor
-from coterie.wire.codec import digest
-
-Figures = dict[str, Any]
-"""What goes into a line of metrics.jsonl.
-
-On the task's tests: {loss, accuracy, examples, score, metrics: {name: value}}, of several models their plain mean. On
-clients' own tests: {accuracy: {id: value}, score: {id: value}} and of the scores mean, worst_50 and worst_25. `score`
-is the first of the task's metrics. Where sites hold a set in parts as well (test/<part> beside test), `parts` has the
-same of each part, by its name.
-"""
+from coterie.engines.sites import load_record, memory_of
+from coterie.engines.traffic import joined, separated
+from coterie.errors import said
+from coterie.maths.keys import root_key
+from coterie.protocol import Client, Model, Score, SiteRecord
+from coterie.training.asks import Head
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What an evaluation may look at, and the scores that are known in its round, lest equal models be scored again.
-
-    A data set counts as the same by its identity; it stands beside its score, so that no other one can take that over.
-    """
-
-    setting: Setting
-    executor: Executor
-    store: Store
-    round: int
-    phase: str
-    traffic: Traffic
-    known: dict[Hashable, tuple[DataSet, Score]] = field(default_factory=dict)
+def untrained_scores(view: Evaluation) -> dict[str, Figures]:
+    """Every base model as it is, with its initial head, on the task's whole tests: `pooled` and `more`, by spec."""
+    return {spec: _untrained(view, spec) for spec in view.setting.specs}
 
 
-def head_of(setting: Setting, state: Any, heads: Mapping[str, Head], name: str, record: SiteRecord) -> Head | None:
-    """The head that this client uses now, by the experiment's policy."""
-    card = setting.sites[name].card
-    initial = setting.initial_head(card.spec)
-    if setting.head == "local":
-        return record.head if record.head is not None else initial
-    if setting.head == "frozen":
-        return initial
-    choices = setting.algorithm.head_choices(state, card)
-    if choices:
-        return chosen_heads(setting, heads, card.spec, choices).get(record.head_group or choices[0])
-    group = setting.algorithm.head_group(state, card)
-    return heads.get(head_name(card.spec, group), heads.get(head_name(card.spec, "all"), initial))
+def _untrained(view: Evaluation, spec: str) -> Figures:
+    setting, model = view.setting, Named(Model(spec=spec))
+    tests, head = setting.tests_of(spec), setting.initial_head(spec)
 
+    def on_test(data: DataSet) -> dict[str, Score]:
+        return scores_of(view, {spec: (model, head, data)}, None, again=True)
 
-def chosen_heads(setting: Setting, heads: Mapping[str, Head], spec: str, choices: Sequence[str]) -> dict[str, Head]:
-    """The heads between which a client chooses; a group that nobody has joined yet has the initial one."""
-    initial = setting.initial_head(spec)
-    found = {group: heads.get(head_name(spec, group), initial) for group in choices}
-    return {group: head for group, head in found.items() if head is not None}
-
-
-def head_name(spec: str, group: str) -> str:
-    """Under what name the engine keeps the head of a group of clients with this base model."""
-    return f"{spec}/{group}"
+    shown = Shown(more={name: on_test(data) for name, data in sorted(tests.more.items())})
+    if setting.pooled_of:
+        shown.pooled = joined_scores(shown.more[name] for name in setting.pooled_of)
+    elif tests.pooled is not None:
+        shown.pooled = on_test(tests.pooled)
+    return {kind: figures for kind, figures in shown.figures().items() if kind != "clients"}
 
 
 def global_scores(
@@ -79,44 +48,64 @@ def global_scores(
     """The global model on the task's tests and, when asked for, on every client's own test; and on the validation.
 
     Returns (scores, validation), both None while there is no global model. The scores are `pooled`, `more` by the
-    name of a further test (each on its first `limit` examples), and `clients`. The validation is the mean over
+    name of a further test (each on its first `limit` examples), `clients`, and `further`, which has the first two of
+    the method's `further_global_models`, by name. The validation is the mean over
     clients' validation shares, weighted by their examples; None without any. With local heads the figures on the
-    tests are means over clients, each with its own head.
+    tests are means over clients, each with its own head. Where the model names its base, clients with others are left
+    out of what needs their heads or tokens.
     """
     setting = view.setting
     model = setting.algorithm.global_model(state)
     if model is None:
         return None, None
     kept = setting.head == "local"  # else no site's record needs reading, however many there are
-    deployed = _Named(model)
+    deployed = Named(model)
 
     @cache
     def own(name: str) -> Head | None:
         return head_of(setting, state, heads, name, load_record(view.store, name) if kept else SiteRecord())
 
-    def on_test(data: DataSet) -> Figures:
-        if kept:
-            asked = {name: (deployed, own(name), data) for name in sorted(setting.sites)}
-            return _mean(_scores(view, asked, limit, again=True))
+    def on_test(data: DataSet, shown: Named) -> dict[str, Score]:
+        alike = setting.names if model.spec is None else setting.members.get(model.spec, ())
+        if kept and alike:
+            asked = {name: (shown, own(name), data) for name in alike}
+            return scores_of(view, asked, limit, again=True)
         head = heads.get(head_name(setting.server_spec, "all"))
-        return _mean(_scores(view, {"server": (deployed, head, data)}, limit, again=clients))
+        return scores_of(view, {"server": (shown, head, data)}, limit, again=clients)
+
+    def on_tests(shown: Named) -> Figures:
+        made: Figures = {}
+        more = {name: on_test(data, shown) for name, data in sorted(setting.more_tests.items())}
+        if _in_parts(setting, setting.pooled_test, limit):
+            made["pooled"] = mean_figures(joined_scores(more[name] for name in setting.pooled_of))
+        elif setting.pooled_test is not None:
+            made["pooled"] = mean_figures(on_test(setting.pooled_test, shown))
+        if more:
+            made["more"] = {name: mean_figures(scores) for name, scores in more.items()}
+        return made
 
     def on_shares(part: str, again: bool) -> dict[str, Score]:
-        asked = {name: (deployed, own(name), setting.sites[name].data[part]) for name in _holders(setting, part)}
-        return _scores(view, asked, None, again=again)
+        """Of those who read the tokens of the model's base, and whose head, where it is their own, fits it."""
+        held = {name: setting.sites[name] for name in setting.holders.get(part, ())}
+        suited = {
+            name: site
+            for name, site in held.items()
+            if model.spec in (None, site.card.spec) or not (kept or site.card.spec in setting.own_tests)
+        }
+        asked = {name: (deployed, own(name), site.data[part]) for name, site in suited.items()}
+        return scores_of(view, asked, None, again=again)
 
-    found: Figures = {}
-    if setting.pooled_test is not None:
-        found["pooled"] = on_test(setting.pooled_test)
-    if setting.more_tests:
-        found["more"] = {name: on_test(data) for name, data in sorted(setting.more_tests.items())}
+    found = on_tests(deployed)
+    further = setting.algorithm.further_global_models(state)
+    if further:
+        found["further"] = {name: on_tests(Named(one)) for name, one in sorted(further.items())}
     if clients:
         names = sorted({part for site in setting.sites.values() for part in _parts(site.data, "test")})
         parts = {part: on_shares(f"test/{part}", again=True) for part in names}
-        found["clients"] = _by_client(_joined(parts.values()) if parts else on_shares("test", again=True))
+        found["clients"] = by_client(joined_scores(parts.values()) if parts else on_shares("test", again=True))
         if parts:
-            found["parts"] = {part: _by_client(scores) for part, scores in parts.items()}
-    return found, _validation(on_shares("validation", again=False))
+            found["parts"] = {part: by_client(scores) for part, scores in parts.items()}
+    return found, validation_figures(on_shares("validation", again=False))
 
 
 def personal_scores(
@@ -126,37 +115,48 @@ def personal_scores(
 
     `downloads` are those of this round; a site without one is sent what the state holds for it now, booked as
     evaluation traffic. Figures on the task's tests are means over sites, each on the first `pooled_limit` examples.
-    `further` has the same of the method's `further_models`, by name, over the sites that have such a one. A site whose
-    models cannot be made, because its set-up failed, is named under `failed`.
+    `further` has the same of the method's `further_models`, by name, over the sites that have such a one, and `bases`
+    that of the sites with one base model, by its spec, where there are several. A site whose models cannot be made,
+    because its set-up failed, is named under `failed`.
 
     Returns (scores, validation): the second as of `global_scores`, where there is no global model to be deployed.
     """
     setting = view.setting
-    own, further = _Shown(), dict[str, _Shown]()
+    own, further = Shown(), dict[str, Shown]()
     validation: dict[str, Score] = {}
     failed: dict[str, str] = {}
     pooled = pooled and (setting.pooled_test is not None or bool(setting.more_tests))
     alone = setting.algorithm.global_model(state) is None
-    validated = _holders(setting, "validation") if alone else []
-    if not pooled and not validated and not _holders(setting, "test"):
+    validated = setting.holders.get("validation", ()) if alone else ()
+    if not pooled and not validated and "test" not in setting.holders:
         return own.figures(), None
-    for site in _sites(view, state, heads, downloads, failed):
-        used = _Named(site.model)
-        _show(view, site, used, pooled, own, again=not alone, instead=site.parts)
+
+    def scored(site: _Site) -> Scoring[None]:
+        used = Named(site.model)
+        yield from _show(view, site, used, pooled, own, again=not alone, instead=site.parts)
         if site.name in validated:
-            scores = _own(view, site, used, "validation", again=False, instead=site.parts)
-            validation |= _joined({site.name: score} for score in scores.values())
+            scores = yield from _own(view, site, used, "validation", again=False, instead=site.parts)
+            validation.update(joined_scores({site.name: score} for score in scores.values()))
         try:
             others = setting.algorithm.further_models(site.client, site.download)
         except Exception as error:
             failed[site.name] = said(error)
-            continue
+            return
         for name, model in others.items():
-            _show(view, site, _Named(model), pooled, further.setdefault(name, _Shown()), again=not alone, instead={})
+            shown = further.setdefault(name, Shown())
+            yield from _show(view, site, Named(model), pooled, shown, again=not alone, instead={})
+
+    sites = _sites(view, state, heads, downloads, failed)
+    while some := list(islice(sites, view.executor.at_once)):
+        together(view, [scored(site) for site in some])
     found = own.figures()
     if further:
         found["further"] = {name: shown.figures() for name, shown in sorted(further.items())}
-    return found | ({"failed": failed} if failed else {}), _validation(validation)
+    members = setting.members
+    if len(members) > 1:
+        found["bases"] = {spec: own.of(names).figures() for spec, names in members.items()}
+    told = {"failed": dict(sorted(failed.items()))} if failed else {}
+    return found | told, validation_figures(dict(sorted(validation.items())))
 
 
 def site_models(
@@ -185,19 +185,13 @@ def objective(view: Evaluation, parties: Mapping[str, tuple[Party, float]]) -> d
     """
     limit = view.setting.measuring.objective_examples
     asked = {
-        name: (_Named(party.fits[-1][1].model), party.head, party.data[party.fits[-1][0].data])
+        name: (Named(party.fits[-1][1].model), party.head, party.data[party.fits[-1][0].data])
         for name, (party, _) in parties.items()
     }
-    scores = _scores(view, asked, limit, again=False, judged_by=())
+    scores = scores_of(view, asked, limit, again=False, judged_by=())
     task = sum(weight * scores[name].loss for name, (_, weight) in parties.items())
     penalty = sum(weight * party.fits[-1][1].penalty_after for party, weight in parties.values())
     return {"task": task, "local": task + penalty}
-
-
-def said(error: Exception) -> str:
-    """An error in one line; errors that are not ours keep their type's name."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, CoterieError) else f"{type(error).__name__}: {text}"
 
 
 @dataclass(frozen=True)
@@ -209,83 +203,60 @@ class _Site:
     download: Any
     model: Model
     head: Head | None
-    parts: Mapping[str, tuple[_Named, Head | None]]
-
-
-@dataclass(frozen=True)
-class _Named:
-    """A model whose content has a name, which is made when it is first asked for."""
-
-    model: Model
-
-    @cached_property
-    def digest(self) -> str | None:
-        """See `_digest`."""
-        return _digest(self.model)
-
-
-@dataclass
-class _Shown:
-    """What sites' models of one kind scored, by client: on own tests, on the pooled one, on further ones by name."""
-
-    own: dict[str, Score] = field(default_factory=dict)
-    pooled: dict[str, Score] = field(default_factory=dict)
-    more: dict[str, dict[str, Score]] = field(default_factory=dict)
-    parts: dict[str, dict[str, Score]] = field(default_factory=dict)
-
-    def figures(self) -> Figures:
-        """As in a line of metrics.jsonl."""
-        found: Figures = {"clients": _by_client(self.own)}
-        if self.pooled:
-            found["pooled"] = _mean(self.pooled)
-        if self.more:
-            found["more"] = {test: _mean(scores) for test, scores in self.more.items()}
-        if self.parts:
-            found["parts"] = {part: _by_client(scores) for part, scores in sorted(self.parts.items())}
-        return found
+    parts: Mapping[str, tuple[Named, Head | None]]
 
 
 def _show(
     view: Evaluation,
     site: _Site,
-    model: _Named,
+    model: Named,
     pooled: bool,
-    shown: _Shown,
+    shown: Shown,
     again: bool,
-    instead: Mapping[str, tuple[_Named, Head | None]],
-) -> None:
+    instead: Mapping[str, tuple[Named, Head | None]],
+) -> Scoring[None]:
     """Adds what a model of this site scores: on its own test, and, if `pooled`, on the task's tests.
 
     again: whether the global model is scored on its own test too. instead: what is used for examples of some parts.
     """
     setting, limit = view.setting, view.setting.measuring.pooled_limit
-    name, own = site.name, _own(view, site, model, "test", again, instead)
+    tests = setting.tests_of(site.client.card.spec)
+    name = site.name
+    own = yield from _own(view, site, model, "test", again, instead)
     if own:
-        shown.own |= _joined({name: score} for score in own.values())
+        shown.own |= joined_scores({name: score} for score in own.values())
     for part, score in own.items():
         if part is not None:
             shown.parts.setdefault(part, {})[name] = score
     if not pooled:
         return
     more = {}
-    for test, data in sorted(setting.more_tests.items()):
+    for test, data in sorted(tests.more.items()):
         used, head = instead.get(test, (model, site.head))
-        more[test] = _scores(view, {name: (used, head, data)}, limit, again=True)
+        more[test] = yield from scoring(view, {name: (used, head, data)}, limit, again=True)
         shown.more.setdefault(test, {}).update(more[test])
     if instead and more:  # no one model is for all of the pooled test
-        shown.pooled |= _joined(more.values())
-    elif setting.pooled_test is not None:
-        shown.pooled |= _scores(view, {name: (model, site.head, setting.pooled_test)}, limit, again=True)
+        shown.pooled |= joined_scores(more.values())
+    elif _in_parts(setting, tests.pooled, limit):
+        shown.pooled |= joined_scores(more[test] for test in setting.pooled_of)
+    elif tests.pooled is not None:
+        found = yield from scoring(view, {name: (model, site.head, tests.pooled)}, limit, again=True)
+        shown.pooled |= found
+
+
+def _in_parts(setting: Setting, pooled: DataSet | None, limit: int | None) -> bool:
+    """Whether the scores on further tests tell those on the pooled test: not where a limit takes some of each alone."""
+    return bool(setting.pooled_of) and (pooled is None or limit is None or len(pooled) <= limit)
 
 
 def _own(
     view: Evaluation,
     site: _Site,
-    model: _Named,
+    model: Named,
     name: str,
     again: bool,
-    instead: Mapping[str, tuple[_Named, Head | None]],
-) -> dict[str | None, Score]:
+    instead: Mapping[str, tuple[Named, Head | None]],
+) -> Scoring[dict[str | None, Score]]:
     """What a model of this site scores on its own set of this name: by part where it has such, or as a whole (None)."""
     data = view.setting.sites[site.name].data
     if not len(data.get(name, ())):
@@ -294,7 +265,8 @@ def _own(
     found = {}
     for part, own in sets or [(None, data[name])]:
         used, head = (model, site.head) if part is None else instead.get(part, (model, site.head))
-        found[part] = _scores(view, {site.name: (used, head, own)}, None, again=again)[site.name]
+        scores = yield from scoring(view, {site.name: (used, head, own)}, None, again=again)
+        found[part] = scores[site.name]
     return found
 
 
@@ -302,25 +274,6 @@ def _parts(data: Mapping[str, DataSet], name: str) -> dict[str, DataSet]:
     """The parts of a site's set of this name that hold anything, such as test/<part> of test."""
     found = {place.removeprefix(f"{name}/"): part for place, part in data.items() if place.startswith(f"{name}/")}
     return {part: held for part, held in sorted(found.items()) if len(held)}
-
-
-def _joined(parts: Iterable[Mapping[str, Score]]) -> dict[str, Score]:
-    """Scores on the parts of a set as those on the whole, by client: figures that are means over examples stay such."""
-    by_client: dict[str, list[Score]] = {}
-    for scores in parts:
-        for name, score in scores.items():
-            by_client.setdefault(name, []).append(score)
-    return {name: scores[0] if len(scores) == 1 else _weighted(scores) for name, scores in by_client.items()}
-
-
-def _weighted(scores: Sequence[Score]) -> Score:
-    examples = sum(score.examples for score in scores)
-
-    def mean(pick: Callable[[Score], float]) -> float:
-        return sum(score.examples * pick(score) for score in scores) / examples
-
-    metrics = {name: mean(lambda score, name=name: score.metrics[name]) for name in scores[0].metrics}  # type: ignore[misc]
-    return Score(mean(lambda score: score.loss), mean(lambda score: score.accuracy), examples, metrics)
 
 
 def _sites(
@@ -348,6 +301,7 @@ def _sites(
             _keys(setting, view.round, name),
             view.round,
             view.phase,
+            record.head_group,
         )
         try:
             model = setting.algorithm.site_model(client, download)
@@ -357,108 +311,13 @@ def _sites(
                 raise
             failed[name] = said(error)
             continue
-        head = head_of(setting, state, heads, name, record)
+        head, owner = head_of(setting, state, heads, name, record), setting.head_owner(card.spec)
         # A part's head is the one that was trained under its name, where there is such.
         parts = {
-            part: (_Named(one), head if setting.head == "frozen" else heads.get(head_name(card.spec, part), head))
+            part: (Named(one), head if setting.head == "frozen" else heads.get(head_name(owner, part), head))
             for part, one in by_part.items()
         }
         yield _Site(name, client, download, model, head, parts)
-
-
-def _scores(
-    view: Evaluation,
-    asked: Mapping[str, tuple[_Named, Head | None, DataSet]],
-    limit: int | None,
-    *,
-    again: bool,
-    judged_by: tuple[str, ...] | None = None,
-) -> dict[str, Score]:
-    """The score of each model with its head on its data, by party; `judged_by`: the task's metrics unless given.
-
-    again: whether these data are scored more often in this round, so that equal models are worth being recognised.
-    The executor evaluates each ask in a pass of its own, so a score that is known has the very bits of a new one.
-    """
-    judged_by = view.setting.metrics if judged_by is None else judged_by
-    places: dict[str, Hashable] = {}
-    asks: dict[Hashable, Ask] = {}
-    for name, (model, head, data) in asked.items():
-        site = view.setting.sites.get(name)
-        spec = model.model.spec or (view.setting.server_spec if site is None else site.card.spec)
-        content = (model.digest, _digest(head)) if again else (None, None)
-        place: Hashable = name
-        if None not in content:
-            base = view.executor.bases.get(spec)
-            version = None if base is None else base.version  # aggregation may have changed it within the round
-            count = len(data) if limit is None else min(limit, len(data))
-            place = (content, spec, version, id(data), count, judged_by)
-        places[name] = place
-        if place not in view.known and place not in asks:
-            request = Evaluate(model.model, "test", limit, judged_by)
-            asks[place] = Ask(name, request, spec, head, data, Key(0))
-    found: dict[Hashable, tuple[DataSet, Score]] = {}
-    for (place, ask), done in zip(asks.items(), view.executor.answer(list(asks.values())), strict=True):
-        if not isinstance(done, Done) or not isinstance(done.answer, Score):
-            raise RunError(f"evaluating {ask.party} in round {view.round} failed: {done}") from (
-                done if isinstance(done, Exception) else None
-            )
-        found[place] = (asked[ask.party][2], done.answer)
-    if again:
-        view.known.update((place, one) for place, one in found.items() if isinstance(place, tuple))
-    return {name: (found.get(place) or view.known[place])[1] for name, place in places.items()}
-
-
-def _digest(content: Model | Head | None) -> str | None:
-    """A name for what is in a model or a head; None where it cannot be written as bytes, and so has none."""
-    try:
-        return digest(content, dense=True)
-    except WireError:
-        return None
-
-
-def _holders(setting: Setting, part: str) -> list[str]:
-    """The sites that hold examples in this data set, in id order."""
-    return [name for name, site in sorted(setting.sites.items()) if len(site.data.get(part, ())) > 0]
-
-
-def _mean(scores: Mapping[str, Score]) -> Figures:
-    """The plain mean of every figure, of scores on equally many examples."""
-    values = list(scores.values())
-
-    def mean(pick: Callable[[Score], float]) -> float:
-        return sum(map(pick, values)) / len(values)
-
-    return {
-        "loss": mean(lambda score: score.loss),
-        "accuracy": mean(lambda score: score.accuracy),
-        "examples": values[0].examples,
-        "score": mean(lambda score: score.score),
-        "metrics": {name: sum(one.metrics[name] for one in values) / len(values) for name in values[0].metrics},
-    }
-
-
-def _validation(scores: Mapping[str, Score]) -> Figures | None:
-    """The mean of every figure weighted by examples; None without any."""
-    values = list(scores.values())
-    examples = sum(score.examples for score in values)
-    if not examples:
-        return None
-
-    def mean(pick: Callable[[Score], float]) -> float:
-        return sum(score.examples * pick(score) for score in values) / examples
-
-    return {
-        "loss": mean(lambda score: score.loss),
-        "accuracy": mean(lambda score: score.accuracy),
-        "score": mean(lambda score: score.score),
-        "examples": examples,
-    }
-
-
-def _by_client(scores: Mapping[str, Score]) -> Figures:
-    judged = {name: score.score for name, score in scores.items()}
-    accuracy = {name: score.accuracy for name, score in scores.items()}
-    return {"accuracy": accuracy, "score": judged, **(spread(judged) if judged else {})}
 
 
 def _keys(setting: Setting, number: int, name: str) -> Any:

@@ -12,18 +12,11 @@ from typing import Any
 from coterie.engines.arrivals import check_arrival, check_head, misshapen, poisoned
 from coterie.engines.base_versions import base_of, carried, extends
 from coterie.engines.driver import REQUESTS, Party, drive, drive_one
-from coterie.engines.evaluation import (
-    Evaluation,
-    Figures,
-    chosen_heads,
-    global_scores,
-    head_name,
-    head_of,
-    objective,
-    personal_scores,
-    said,
-)
+from coterie.engines.evaluation import global_scores, objective, personal_scores, untrained_scores
+from coterie.engines.figures import Figures
+from coterie.engines.heads import chosen_heads, head_name, head_of
 from coterie.engines.measures import factors_in
+from coterie.engines.scoring import Evaluation
 from coterie.engines.setting import Setting
 from coterie.engines.sites import Draft, Store, load_record, memory_of
 from coterie.engines.traffic import Traffic
@@ -37,7 +30,7 @@ from coterie.engines.visits import (
     training_of,
     weights_of,
 )
-from coterie.errors import RunError
+from coterie.errors import RunError, said
 from coterie.maths.keys import Key, root_key
 from coterie.protocol import (
     BaseLog,
@@ -88,7 +81,7 @@ class InProcess:
         self.federation = setting.federation
         self.root = root_key(setting.seed)
         self.cards = {card.id: card for card in self.federation.cards}
-        self.specs = sorted({card.spec for card in self.federation.cards})
+        self.specs = setting.specs
         self.schedule = [phase for phase in self.algorithm.phases(setting.rounds) for _ in range(phase.rounds)]
 
     def begin(self) -> Progress:
@@ -98,7 +91,7 @@ class InProcess:
         for spec in self.specs:
             head = self.setting.initial_head(spec)
             if head is not None:
-                heads[head_name(spec, "all")] = head
+                heads[head_name(self.setting.head_owner(spec), "all")] = head
         party = self._server_party(0, heads)
         state = drive_one(self.algorithm.start(self.federation, self._server(0, "start")), party, self.executor)
         return copied(Progress(0, state, self._with_server_heads(heads, party), False))
@@ -118,6 +111,8 @@ class InProcess:
         number = progress.round + 1
         phase = self.schedule[progress.round]
         traffic = Traffic(ledger, number, phase.name, self.setting.strict)
+        if number == 1:
+            traffic.pool(self.setting.given)
         visits = self._visit(progress, number, phase, traffic)
         outcomes = drive(
             {name: self._program(visit) for name, visit in visits.items() if visit.error is None},
@@ -144,7 +139,7 @@ class InProcess:
             "answered": sorted(answered),
             "failed": failed,
             "late": sorted(name for name, v in visits.items() if v.late),
-            "train": training_of(answered),
+            "train": training_of(answered, self.setting.members),
         }
         for name, visit in visits.items():
             if visit.error is None:
@@ -157,6 +152,8 @@ class InProcess:
         trained = {name: (v.party, weights[name]) for name, v in answered.items() if v.party.fits}
         if trained and measuring.objective_examples:
             metrics["objective"] = objective(view, trained)
+        if number == 1 and measuring.untrained:
+            metrics["untrained"] = untrained_scores(view)
         clients_due = last or number % measuring.clients_every == 0
         early = self.algorithm.traits.evaluated == "before aggregation"
         shared: Figures | None = None
@@ -173,7 +170,9 @@ class InProcess:
         if phase.clients == "none" and party.fits:
             metrics["train"] = server_training_of(party)
         clock.lap("server")
-        if measuring.mismatch:
+        # Of an emulator's factors, which are no part of what is averaged, nothing can be missing.
+        comparable = not self.algorithm.traits.server_trains and self.algorithm.emulation() is None
+        if measuring.mismatch and comparable:
             patches = as_adapters(base_of(state).since(base_of(progress.state).version))
             deployed = self.algorithm.global_model(state)
             metrics |= mismatches(deployed, patches, answered, weights, visits, measuring.mismatch_layers)
@@ -214,19 +213,20 @@ class InProcess:
             log = base_of(progress.state)
             for patch in log.since(record.base_version):
                 traffic.book(name, "down", "base", patch)  # the executor has it already
+            record = replace(record, held=traffic.set_up(name, self.setting.set_up.get(card.spec, 0), record.held))
             head = head_of(self.setting, progress.state, progress.heads, name, record)
             choices = self.algorithm.head_choices(progress.state, card)
             group_heads: dict[str, Head] = {}
             if self.setting.head == "averaged" and choices and head is not None:
                 offered = chosen_heads(self.setting, progress.heads, card.spec, choices)
                 group_heads = traffic.carry(name, "down", "head", offered)
-                head = group_heads[record.head_group or choices[0]]
+                head = group_heads[record.head_group or self.algorithm.head_group(progress.state, card)]
             elif self.setting.head == "averaged":
                 head = traffic.carry(name, "down", "head", head)
             download, held = traffic.download(name, self.algorithm.send(progress.state, card), record.held)
             memory = memory_of(record)
             key = self._key_of("client", number, name)
-            client = Client(card, memory, tuple(sorted(site.data)), key, number, phase.name)
+            client = Client(card, memory, tuple(sorted(site.data)), key, number, phase.name, record.head_group)
             party = Party(
                 name,
                 card.spec,
@@ -282,7 +282,8 @@ class InProcess:
                 payload = misshapen(payload)
             if outcome.head_group is not None and outcome.head_group not in visit.party.choices:
                 raise RunError(f"client {name}: chose the head group {outcome.head_group!r}, which it was not offered")
-            visit.payload = traffic.carry(name, "up", "message", payload)
+            told = outcome.head_group if phase.uploads else None
+            visit.payload, visit.head_group = traffic.upload(name, payload, told)
             check_arrival(visit.payload, visit.client.card)
             self.algorithm.check(visit.payload, visit.client.card)
             if averaged:
@@ -317,7 +318,9 @@ class InProcess:
         heads = dict(progress.heads)
         if self.setting.head == "averaged":
             heads |= self._averaged_heads(progress, answered, weights)
-        uploads = Uploads([Uploaded(self.cards[name], v.payload, weights[name]) for name, v in answered.items()])
+        uploads = Uploads(
+            [Uploaded(self.cards[name], v.payload, weights[name], v.head_group) for name, v in answered.items()]
+        )
         party = self._server_party(number, heads)
         program = self.algorithm.aggregate(progress.state, uploads, self._server(number, phase.name))
         state = drive_one(program, party, self.executor)
@@ -335,10 +338,10 @@ class InProcess:
         for name in sorted(answered):
             party = answered[name].party
             if party.head is not None and party.head_trained:
-                chosen = answered[name].record.head_group if party.choices else None
-                group = chosen or self.algorithm.head_group(progress.state, self.cards[name])
+                group = answered[name].head_group or self.algorithm.head_group(progress.state, self.cards[name])
+                owner = self.setting.head_owner(party.spec)
                 for which in {group, "all"}:
-                    members.setdefault(head_name(party.spec, which), []).append((weights[name], party.head))
+                    members.setdefault(head_name(owner, which), []).append((weights[name], party.head))
         averaged = {}
         for group, heads in members.items():
             total = sum(weight for weight, _ in heads)
@@ -347,7 +350,7 @@ class InProcess:
         return averaged
 
     def _cohort(self, number: int, phase: Phase) -> list[str]:
-        names = sorted(self.cards)
+        names = list(self.setting.names)
         if phase.clients == "none":
             return []
         if phase.clients == "all" or self.setting.sample is None:

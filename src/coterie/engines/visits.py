@@ -23,8 +23,8 @@ from coterie.protocol import Adapter, Client, Memory, Model, Penalty, Seen, Site
 class Visit:
     """One client's part in the round that is being played.
 
-    payload: as it arrived, None while nothing has. kept: the bytes of the site's new record. late: it answered, but
-    after the server had moved on.
+    payload, head_group: as they arrived, None while nothing has. kept: the bytes of the site's new record. late: it
+    answered, but after the server had moved on.
     """
 
     client: Client
@@ -33,6 +33,7 @@ class Visit:
     record: SiteRecord
     download: Any
     payload: Any = None
+    head_group: str | None = None
     error: Exception | None = None
     kept: bytes = b""
     diagnostics: Any = None
@@ -56,12 +57,25 @@ def weights_of(setting: Setting, answered: Mapping[str, Visit]) -> dict[str, flo
     return {name: value / total if total > 0 else 1 / len(raw) for name, value in raw.items()}
 
 
-def training_of(answered: Mapping[str, Visit]) -> dict[str, Any]:
-    """The loss of each client's last Fit and their mean, and how many steps each took in all its Fits."""
+def training_of(answered: Mapping[str, Visit], members: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The loss of each client's last Fit and their mean, and how many steps each took in all its Fits.
+
+    members: the clients with each base model, by its spec. Where there are several models, `bases` has the mean loss
+    over the clients with each, weighted by their examples; None where none of them trained.
+    """
     losses = {name: visit.party.fits[-1][1].mean_loss for name, visit in sorted(answered.items()) if visit.party.fits}
     mean = sum(losses.values()) / len(losses) if losses else None
     steps = {name: sum(f.steps_taken for _, f in v.party.fits) for name, v in sorted(answered.items())}
-    return {"loss": mean, "losses": losses, "steps": steps}
+    found = {"loss": mean, "losses": losses, "steps": steps}
+    if len(members) < 2:
+        return found
+    examples = {name: max(1, answered[name].client.card.examples) for name in losses}
+    return found | {"bases": {spec: _mean_loss(losses, examples, names) for spec, names in members.items()}}
+
+
+def _mean_loss(losses: Mapping[str, float], examples: Mapping[str, int], names: Sequence[str]) -> float | None:
+    weights = {name: examples[name] for name in names if name in losses}
+    return sum(losses[name] * weight for name, weight in weights.items()) / sum(weights.values()) if weights else None
 
 
 def seen_of(visit: Visit, weight: float) -> Seen:

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 
 from coterie.wire.codec import Size
 
-Kind = Literal["message", "base", "head", "setup", "evaluation"]
+Kind = Literal["message", "base", "head", "setup", "data", "evaluation"]
+"""`data` are clients' own examples, which leave them as they are."""
 Direction = Literal["up", "down"]
 Totals = dict[tuple[Kind, Direction], Size]
 """Bytes by (kind, direction); what never travelled has no entry."""
@@ -29,6 +30,7 @@ class Ledger:
         self._all: Totals = {}
         self._clients: defaultdict[str, Totals] = defaultdict(dict)
         self._rounds: defaultdict[int, Totals] = defaultdict(dict)
+        self._written: dict[str, str] = {}  # clients as in `state_text`, until they are booked again
 
     def add(
         self,
@@ -56,6 +58,7 @@ class Ledger:
                 "overhead": overhead,
             }
         )
+        self._written.pop(client, None)
         for totals in (self._all, self._clients[client], self._rounds[round]):
             totals[kind, direction] = totals.get((kind, direction), Size(0, 0)) + Size(payload, overhead)
 
@@ -99,6 +102,19 @@ class Ledger:
             "clients": [[client, _listed(totals)] for client, totals in self.per_client().items()],
             "rounds": [[number, _listed(totals)] for number, totals in self.per_round().items()],
         }
+
+    def state_text(self) -> str:
+        """`state` as JSON, of which only clients that were booked since the last time are written anew."""
+        for client, totals in self._clients.items():
+            if client not in self._written:
+                self._written[client] = json.dumps([client, _listed(totals)], separators=(",", ":"))
+        clients = ",".join(self._written[client] for client in sorted(self._clients))
+        others = {
+            "rows": self._rows,
+            "all": _listed(self._all),
+            "rounds": [[number, _listed(totals)] for number, totals in self.per_round().items()],
+        }
+        return f'{json.dumps(others, separators=(",", ":"))[:-1]},"clients":[{clients}]}}'
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Ledger:
