@@ -73,7 +73,7 @@ def test_peft_gives_the_logits_of_the_engines_global_model(
     """Of one round with the patch beside the average, of three with all patches rewritten at the layer's rank."""
     run = world(algorithm, ranks=(4, 4, 4), rounds=rounds, train=LARGE, network=make())
     *_, last = run.rounds(run.begin())
-    write_adapters(run, last.progress, make(), "toy", ["no", "yes"], tmp_path)
+    write_adapters(run, last.progress, {"base": "toy"}, ["no", "yes"], tmp_path)
     wanted, alone = by_engine(run, last.progress), by_engine(run, _without_patches(last.progress))
     assert float((wanted - alone).abs().max()) > 1e-3
     for name in ("global", "client-c1"):

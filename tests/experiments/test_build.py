@@ -53,9 +53,9 @@ def test_ids_are_in_number_order(raw: dict[str, Any]) -> None:
 
 
 def test_a_fraction_of_the_clients_is_at_least_one(raw: dict[str, Any]) -> None:
-    assert sample_size(changed(raw, federation={"sample": 0.5})) == 2
-    assert sample_size(changed(raw, federation={"sample": 0.01})) == 1
-    assert sample_size(changed(raw, federation={"sample": 3})) == 3
+    assert sample_size(changed(raw, federation={"sample": 0.5}), 4) == 2
+    assert sample_size(changed(raw, federation={"sample": 0.01}), 4) == 1
+    assert sample_size(changed(raw, federation={"sample": 3}), 4) == 3
 
 
 def test_sites_hold_disjoint_shares_of_all_training_examples(raw: dict[str, Any]) -> None:
@@ -163,3 +163,21 @@ def test_a_given_plan_is_used_and_auto_settles_one(raw: dict[str, Any]) -> None:
     assert build(changed(raw), fixed).plan == fixed
     execution = {"dtype": "float32", "attention": "eager", "clients_per_step": 2}
     assert build(changed(raw, execution=execution)).plan.clients_per_step == 2
+
+
+def test_experts_are_dealt_out_as_ranks_are_and_left_to_the_method_by_default(raw: dict[str, Any]) -> None:
+    def found(**clients: Any) -> list[tuple[int | None, int | None]]:
+        built = build(changed(raw, clients=clients), PLAN)
+        return [(site.card.routed_experts, site.card.trained_experts) for site in built.setting.sites.values()]
+
+    assert found() == [(None, None)] * 4
+    assert found(routed_experts=3, trained_experts=[1, 2, 3]) == [(3, 1), (3, 2), (3, 3), (3, 1)]
+
+
+def test_a_mixtures_parts_are_told_to_make_up_its_pooled_test(raw: dict[str, Any], reviews_csv: Path) -> None:
+    part = {"task": "file", "path": str(reviews_csv), "test_fraction": 0.3}
+    mixture = {"name": "mixture", "parts": [{"name": "one", **part}, {"name": "two", **part}]}
+    setting = build(parse({**raw, "task": mixture}), PLAN).setting
+    assert setting.pooled_of == ("one", "two") and build(changed(raw), PLAN).setting.pooled_of == ()
+    assert setting.pooled_test is not None
+    assert len(setting.pooled_test) == sum(len(setting.more_tests[name]) for name in setting.pooled_of)

@@ -194,3 +194,15 @@ def test_the_smallest_language_model_classifies_and_chooses(tmp_path: Path, ques
         task = {"name": name, "path": str(path), "train_limit": 24, "test_limit": 4}
         result = run(raw_config(Path(), "llama", task, **small), tmp_path / name)
         assert not result.metrics[0]["failed"] and result.metrics[0]["global"]["pooled"]["examples"] == 4
+
+
+def test_unlabelled_questions_keep_all_their_choices_and_do_not_tell_which_is_right(
+    folders: dict[str, Path], questions: Path
+) -> None:
+    task = {"name": "choices-file", "path": str(questions)}
+    config = raw_config(folders["llama"], "llama", task, server_data={"public": 10, "unlabeled": 15})
+    held = build(parse(config), Plan()).setting.server_data
+    unlabelled = held["unlabeled"]
+    assert isinstance(held["public/choices-file"], SequenceSet) and isinstance(unlabelled, ChoiceSet)
+    assert len(unlabelled) == 15 and len(unlabelled.sequences()) == 30
+    assert unlabelled.labels.tolist() == [-1] * 15 and set(unlabelled.stored_labels.tolist()) == {-1}

@@ -11,7 +11,7 @@ import toy
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from coterie.data.text import TextSet
-from coterie.engines.evaluation import head_name
+from coterie.engines.heads import head_name
 from coterie.engines.in_process import InProcess
 from coterie.engines.sites import Volatile
 from coterie.errors import ConfigError

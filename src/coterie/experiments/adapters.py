@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from coterie.adapters.core_folder import inner_cores, save_cores
 from coterie.adapters.mixture_folder import save_mixture
 from coterie.adapters.peft_folder import save_peft
 from coterie.adapters.routed_folder import routed_terms, save_routed
-from coterie.engines.evaluation import Evaluation, head_name, site_models
+from coterie.engines.evaluation import site_models
+from coterie.engines.heads import head_name
 from coterie.engines.in_process import InProcess, Progress
+from coterie.engines.scoring import Evaluation
 from coterie.engines.traffic import Traffic
 from coterie.errors import ModelError
 from coterie.maths.lowrank import balanced, truncate
-from coterie.models.loading import Base
 from coterie.models.targets import is_conv1d
 from coterie.protocol import Adapter, BaseLog, LowRank, Model, as_adapters
 from coterie.training.asks import Head
@@ -25,16 +27,17 @@ GLOBAL = "global"
 
 
 def write_adapters(
-    engine: InProcess, progress: Progress, base: Base, base_name: str, labels: Sequence[str], place: Path
+    engine: InProcess, progress: Progress, base_names: Mapping[str, str], labels: Sequence[str], place: Path
 ) -> str | None:
     """Fills `place` with `global` (where the method has one) and `client-<id>` for every site, heads included.
 
     A site whose model adds nothing to the base gets no folder, such as one with another model for each of its tasks.
 
-    base_name: where users of the adapter find the base model. labels: the names of the classes, which a language model
-    has none of. With local heads the global adapter carries the initial one, which nobody trained. A model whose terms
-    are mixed for each input takes a PEFT folder for each term (`coterie.adapters.mixture_folder`), and one with routed
-    experts one for each expert (`coterie.adapters.routed_folder`).
+    base_names: where users of the adapters find each base model, by its spec. labels: the names of the classes, which a
+    language model has none of. With local heads the global adapter carries the initial one, which nobody trained. A
+    model whose terms are mixed for each input takes a PEFT folder for each term (`coterie.adapters.mixture_folder`),
+    one with routed experts one for each expert (`coterie.adapters.routed_folder`), and cores inside a compressed base
+    model are kept as such (`coterie.adapters.core_folder`).
 
     Returns one line on what is no plain PEFT folder; None when all are.
 
@@ -43,21 +46,28 @@ def write_adapters(
         ModelError: a model that PEFT's LoRA cannot express.
     """
     setting = engine.setting
-    transposed = any(is_conv1d(slot.base) for slot in base.slots.layers.values())
+    bases = engine.executor.bases
     log = getattr(progress.state, "base", None)
     patches = log if isinstance(log, BaseLog) else BaseLog()
     several: list[str] = []
 
-    def save(name: str, model: Model, head: Head | None) -> None:
+    def save(name: str, model: Model, head: Head | None, spec: str) -> None:
+        base = bases[spec]
+        classes = None if base.is_language else tuple(labels)
+        if cores := inner_cores(model):
+            save_cores(place / name, cores, base_names[spec], head, classes)
+            return
+
         def write(folder: Path, adapter: Adapter) -> None:
             save_peft(
                 folder,
                 adapter,
-                base_name=base_name,
+                base_name=base_names[spec],
                 head=head,
-                task_type="CAUSAL_LM" if base.is_language else "SEQ_CLS",
-                label_names=None if base.is_language else tuple(labels),
-                fan_in_fan_out=transposed,
+                task_type="CAUSAL_LM" if base.is_language else "SEQ_CLS" if base.vision is None else None,
+                label_names=classes,
+                image_size=None if base.vision is None else base.vision.size,
+                fan_in_fan_out=any(is_conv1d(slot.base) for slot in base.slots.layers.values()),
             )
 
         routed = routed_terms(model) if model.mix is None else {}
@@ -74,14 +84,21 @@ def write_adapters(
         else:
             save_routed(place / name, routed, parts, lambda part, adapter: write(place / name / part, adapter))
 
+    left_out: list[str] = []
     deployed = setting.algorithm.global_model(progress.state)
-    if deployed is not None:
-        save(GLOBAL, deployed, progress.heads.get(head_name(setting.server_spec, "all")))
+    if deployed is not None and "bottleneck" in deployed:
+        left_out.append(f"{place.name}: PEFT knows no bottlenecks like these, so the run's checkpoint alone holds them")
+    elif deployed is not None:
+        head = progress.heads.get(head_name(setting.server_spec, "all"))
+        save(GLOBAL, deployed, head, setting.server_spec)
     traffic = Traffic(Ledger(), progress.round, "export", setting.strict)
     view = Evaluation(setting, engine.executor, engine.store, progress.round, "export", traffic)
+    if setting.algorithm.emulation() is not None:
+        left_out.append(f"{place.name}: nothing of clients, whose base model is an emulator without a folder")
+        return "; ".join(left_out)
     for name, model, head in site_models(view, progress.state, progress.heads, {}):
         if model.terms or patches.version:
-            save(f"client-{name}", model, head)
+            save(f"client-{name}", model, head, model.spec or setting.sites[name].card.spec)
     if not several:
         return None
     named = ", ".join(several[:3]) + (", …" if len(several) > 3 else "")

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
 from coterie.assets import ASSETS, fetch
-from coterie.data.sequences import ChoiceSet, DataSet, SequenceSet, tokenise_choices, tokenise_sequences
-from coterie.data.tasks import Examples, ExampleSet, Questions, Task
+from coterie.data.images import Picture, image_set
+from coterie.data.pictured import with_pictures
+from coterie.data.sequences import (
+    ChoiceSet,
+    Classified,
+    DataSet,
+    SequenceSet,
+    tokenise_choices,
+    tokenise_sequences,
+)
+from coterie.data.tasks import Examples, ExampleSet, Images, Questions, Task
 from coterie.data.tasks.language import spaced
-from coterie.data.text import TextSet, tokenise
+from coterie.data.text import tokenise
 from coterie.errors import ModelError
 from coterie.experiments.config import ModelSection
 from coterie.maths.keys import Key
+from coterie.models.image_bases import load_image_base, load_seeing_language_base
 from coterie.models.loading import Base, load_base, load_language_base
 from coterie.protocol import Traits
 
@@ -33,15 +50,37 @@ def open_base(model: ModelSection, classes: int | None, head_key: Key) -> Base:
     )
 
 
+def open_image_base(model: ModelSection, classes: int, head_key: Key) -> Base:
+    """The base model of a configuration as a classifier of images.
+
+    Raises:
+        ModelError: as `load_image_base`.
+    """
+    return load_image_base(
+        model_place(model.base),
+        targets=model.targets,
+        num_labels=classes,
+        image_size=model.image_size,
+        head_key=head_key,
+        quantization=model.quantization,
+    )
+
+
 def base_for(task: Task, model: ModelSection, head_key: Key) -> Base:
-    """The base model that a task needs: a classifier for texts with classes, else a language model without a head.
+    """The base model that a task needs: a classifier for texts or images, else a language model without a head.
 
     Raises:
         ModelError: a model that is not of this kind, or does not load.
     """
     if task.kind == "classification":
         return open_base(model, task.num_classes, head_key)
+    if task.kind == "images":
+        return open_image_base(model, task.num_classes, head_key)
     try:
+        if getattr(task.train, "pictures", None) is not None:
+            return load_seeing_language_base(
+                model_place(model.base), targets=model.targets, quantization=model.quantization
+            )
         return open_base(model, None, head_key)
     except ModelError as error:
         raise ModelError(f"task {task.name!r} ({task.kind}) needs a language model: {error}") from error
@@ -70,7 +109,7 @@ def check_method(traits: Traits, base: Base) -> None:
 
 
 def tokens(task: Task, examples: ExampleSet, base: Base, max_length: int) -> DataSet:
-    """Examples of the task as they are scored: texts with classes, questions with options, or prompts with answers.
+    """Examples of the task as they are scored: texts or images with classes, questions, or prompts with answers.
 
     A text, or a prompt, that is too long is cut to `max_length` tokens; so is an answer that is learnt, but no choice.
     Classes are numbered as the task's are, also where `examples` lack some.
@@ -81,16 +120,57 @@ def tokens(task: Task, examples: ExampleSet, base: Base, max_length: int) -> Dat
     if isinstance(examples, Examples):
         labels, count = examples.labels, task.num_classes
         return tokenise(examples.texts, examples.pairs, labels, base.tokenizer, max_length, num_classes=count)
+    if isinstance(examples, Images):
+        if (sees := base.vision) is None:
+            raise ModelError(f"task {task.name!r} is of images, which this base model does not take")
+        return image_set(
+            examples.pictures,
+            examples.labels,
+            num_classes=task.num_classes,
+            size=sees.size,
+            mean=sees.mean,
+            std=sees.std,
+            tokens=sees.tokens,
+        )
     if isinstance(examples, Questions):
         pairs = zip(examples.prompts, examples.choices, strict=True)
         options = [[spaced(prompt, option) for option in listed] for prompt, listed in pairs]
-        return tokenise_choices(
+        chosen = tokenise_choices(
             examples.prompts, options, examples.labels, base.tokenizer, max_length, score=examples.score
         )
+        if examples.pictures is None:
+            return chosen
+        owners = torch.repeat_interleave(torch.arange(len(examples)), torch.diff(chosen.first))
+        return replace(chosen, options=shown(chosen.options, examples.pictures, owners, base))
     answers = [spaced(*pair) for pair in zip(examples.prompts, examples.answers, strict=True)]
-    return tokenise_sequences(examples.prompts, answers, base.tokenizer, max_length, cut=True)
+    made = tokenise_sequences(examples.prompts, answers, base.tokenizer, max_length, cut=True)
+    if examples.pictures is None:
+        return made
+    return shown(made, examples.pictures, torch.arange(len(examples)), base)
 
 
-def to_train_on(data: DataSet) -> TextSet | SequenceSet:
+def shown(data: SequenceSet, pictures: Sequence[Picture], owners: Tensor, base: Base) -> SequenceSet:
+    """Sequences with the image of each in front; owners: (stored,) which of `pictures` each is about.
+
+    Raises:
+        DataError: an image that cannot be read.
+        ModelError: a base that sees no images.
+    """
+    sees = base.vision
+    if sees is None or sees.placeholder is None:
+        raise ModelError("this task is about images, which this base model does not see; choose one of LLaVA's make")
+    images = image_set(
+        pictures,
+        np.zeros(len(pictures), np.int64),
+        num_classes=1,
+        size=sees.size,
+        mean=sees.mean,
+        std=sees.std,
+        tokens=sees.places,
+    )
+    return with_pictures(data, images, owners, sees.placeholder, base.tokenizer.bos_token_id)
+
+
+def to_train_on(data: DataSet) -> Classified | SequenceSet:
     """What a model is trained on where `data` are what it is scored on: of questions, the right options alone."""
     return data.answers() if isinstance(data, ChoiceSet) else data

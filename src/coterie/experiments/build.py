@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,14 +11,26 @@ import numpy as np
 import torch
 
 from coterie.data.metrics import METRICS
-from coterie.data.sequences import DataSet, SequenceSet
-from coterie.data.tasks import ExampleSet, Task
+from coterie.data.sequences import ChoiceSet, Classified, DataSet, SequenceSet
+from coterie.data.tasks import Examples, ExampleSet, Task
 from coterie.data.text import TextSet
-from coterie.engines.setting import Fault, Measuring, Setting, Site
+from coterie.engines.setting import Fault, Measuring, OwnTests, Setting, Site
 from coterie.errors import ConfigError, nearest
-from coterie.experiments.bases import base_for, check_method, to_train_on, tokens
+from coterie.experiments.bases import check_method, to_train_on, tokens
+from coterie.experiments.client_bases import (
+    EMULATOR,
+    SERVER,
+    check_bases,
+    check_factored,
+    emulated,
+    open_bases,
+    set_up_bytes,
+    specs_of,
+    taking_part,
+)
 from coterie.experiments.config import Config, ServerDataSection
 from coterie.experiments.methods import configured
+from coterie.experiments.public_pool import given_bytes, held_as, pool_size, pools_of
 from coterie.experiments.shares import UNLABELLED, Shares, chosen_task, client_ids, dealt, share_out
 from coterie.maths.keys import Key, root_key
 from coterie.models.loading import Base
@@ -26,10 +38,8 @@ from coterie.models.targets import check_rank
 from coterie.protocol import Card, Traits
 from coterie.training.asks import Plan, TrainSettings
 from coterie.training.executor import Executor
+from coterie.training.pool import executor_for, spread
 from coterie.training.probe import choose_plan
-
-SPEC = "base"
-"""The name of the one base model that all clients of a configuration share."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Built:
     """A run made ready. `partition` is the content of partition.json; `majority` what always answering the most
     frequent class (of choices, the most frequent place) would score by the task's first metric: `pooled` on the pooled
     test, `own` on clients' test shares with each client's own most frequent training class, on average; None where
-    nothing is classified."""
+    nothing is classified. `base` is the server's; `places` has the folder or hub name of each base model, by spec."""
 
     setting: Setting
     executor: Executor
@@ -46,6 +56,7 @@ class Built:
     task: Task
     partition: dict[str, Any]
     majority: dict[str, float | None]
+    places: dict[str, str]
 
 
 def build(config: Config, plan: Plan | None = None) -> Built:
@@ -63,10 +74,13 @@ def build(config: Config, plan: Plan | None = None) -> Built:
     for fault in config.faults:
         if fault.client not in ids:
             raise ConfigError(f"faults: there is no client {fault.client!r}{nearest(fault.client, ids)}")
-    sampled = sample_size(config)
-    if config.federation.min_replies > (sampled or config.clients.count):
+    all_specs = specs_of(config)
+    specs = {name: all_specs[name] for name in taking_part(config, all_specs)}
+    check_bases(method.traits, specs)
+    sampled = sample_size(config, len(specs))
+    if config.federation.min_replies > (sampled or len(specs)):
         raise ConfigError(
-            f"federation.min_replies is {config.federation.min_replies}, but only {sampled or config.clients.count} "
+            f"federation.min_replies is {config.federation.min_replies}, but only {sampled or len(specs)} "
             "clients take part in a round; lower it"
         )
     if method.traits.server_data and config.server_data == ServerDataSection():
@@ -74,39 +88,87 @@ def build(config: Config, plan: Plan | None = None) -> Built:
             f"{method.traits.title} needs data at the server; set training examples aside for it, with "
             "server_data.public=200 or server_data.unlabeled=200"
         )
+    if method.traits.shares_data and config.server_data.pool is None:
+        raise ConfigError(
+            f"{method.traits.title} needs a pool of examples that clients give away; set server_data.pool=0.2"
+        )
     task = chosen_task(config)
     shares = share_out(config, task)
-    base = base_for(task, config.model, root.fold("head"))
-    check_method(method.traits, base)
+    if set(specs.values()) != {SERVER}:
+        shares.record["bases"] = specs
+    opened = open_bases(config, task, set(specs.values()), root.fold("head"))
+    emulation = method.emulation()
+    if emulation is not None:
+        opened, specs = emulated(opened, emulation, config, specs, root.fold("head"))
+    bases, base = opened.bases, opened.bases[SERVER]
+    for one in bases.values():
+        check_method(method.traits, one)
+    check_factored(method.traits, bases)
     ranks = dealt(config.clients.ranks, len(ids))
-    reference_ranks = (
-        [None] * len(ids) if config.clients.reference_ranks is None else dealt(config.clients.reference_ranks, len(ids))
+    told = config.clients
+    reference_ranks, routed, trained = (
+        [None] * len(ids) if given is None else dealt(given, len(ids))
+        for given in (told.reference_ranks, told.routed_experts, told.trained_experts)
     )
-    for name, rank, reference in zip(ids, ranks, reference_ranks, strict=True):
-        check_rank(base.layers, rank, f"client {name}")
-        if reference is not None:
-            check_rank(base.layers, reference, f"client {name}, reference rank")
-    # Limits take the first examples of a set, whose order in the source may follow the classes.
-    tests = tokens(task, task.test, base, config.model.max_length)
-    pooled = _shuffled(tests, root_key(0).fold("pooled"))
-    more = {
-        name: _shuffled(tokens(task, examples, base, config.model.max_length), root_key(0).fold("pooled", name))
-        for name, examples in task.more_tests.items()
-    }
-    train = tokens(task, task.train, base, config.model.max_length)
+    texts = {SERVER: _texts(config, task, base)}
+    for spec, one in bases.items():
+        # Compressed and emulated models have their original's tokens.
+        same = config.clients.ratios is not None or spec == EMULATOR or one is base
+        texts.setdefault(spec, texts[SERVER] if same else _texts(config, task, one))
+    pools: dict[str, DataSet] = {}
+    given: dict[str, int] = {}
+    if config.server_data.pool is not None:
+        giving = {name: shares.clients[name] for name in specs}
+        trains = {spec: read.train for spec, read in texts.items()}
+        pools = pools_of(trains, list(giving.values()), root.fold("order", "pool"))
+        given = given_bytes(task, giving) if method.traits.shares_data else {}
     sites = {}
-    for name, rank, reference in zip(ids, ranks, reference_ranks, strict=True):
+    for name, rank, reference, U, L in zip(ids, ranks, reference_ranks, routed, trained, strict=True):
+        if name not in specs:
+            continue
+        own, read = bases[specs[name]], texts[specs[name]]
+        check_rank(own.layers, rank, f"client {name}")
+        if reference is not None:
+            check_rank(own.layers, reference, f"client {name}, reference rank")
         share, scale = shares.clients[name], scale_of(config, rank)
         group = shares.groups[name]
-        card = Card(name, rank, len(share["train"]), scale, base.layers, reference, group=group, spec=SPEC)
+        card = Card(
+            name,
+            rank,
+            len(share["train"]),
+            scale,
+            own.layers,
+            reference,
+            U,
+            L,
+            group=group,
+            spec=specs[name],
+            width=own.width,
+            classes=_classes(read.train),
+            pool=pool_size(pools[specs[name]]) if pools else None,
+        )
         order = root.fold("order", name)
-        data = {p: _shuffled(own, order) for p, own in _with_parts(task, task.train, train, share).items()}
+        data = {p: _shuffled(part, order) for p, part in _with_parts(task, task.train, read.train, share).items()}
         if name in shares.tests:
-            held_out = _with_parts(task, task.test, tests, {"test": shares.tests[name]})
-            data |= {p: _shuffled(own, order) for p, own in held_out.items()}
-        sites[name] = Site(card, data | {"train": to_train_on(data["train"])})
+            held_out = _with_parts(task, task.test, read.test, {"test": shares.tests[name]})
+            data |= {p: _shuffled(part, order) for p, part in held_out.items()}
+        data |= {"train": to_train_on(data["train"])} | (held_as(specs[name], pools) if pools else {})
+        sites[name] = Site(card, data)
+    train = texts[SERVER].train
+    rank = max(site.card.rank for site in sites.values())
+    server_card = Card(
+        "server",
+        rank,
+        0,
+        scale_of(config, rank),
+        base.layers,
+        spec=SERVER,
+        width=base.width,
+        classes=_classes(train),
+        pool=pool_size(pools[SERVER]) if pools else None,
+    )
     settings = train_settings(config)
-    chosen = _plan(config, base, to_train_on(train), settings, max(ranks)) if plan is None else plan
+    chosen = plan or _plan(config, base, to_train_on(train), settings, max(ranks), sampled or len(specs))
     setting = Setting(
         algorithm=method,
         sites=sites,
@@ -116,28 +178,83 @@ def build(config: Config, plan: Plan | None = None) -> Built:
         min_replies=config.federation.min_replies,
         weights=config.federation.weights,
         head="frozen" if base.is_language else config.federation.head,
-        heads={SPEC: base.head or None},
-        server_data=_server_data(config, method.traits, task, train, shares),
-        pooled_test=pooled,
-        more_tests=more,
+        heads={spec: one.head or None for spec, one in bases.items()},
+        server_data=_server_data(config, method.traits, task, train, shares)
+        | (held_as(SERVER, pools) if pools else {}),
+        pooled_test=texts[SERVER].tests.pooled,
+        more_tests=texts[SERVER].tests.more,
+        pooled_of=_pooled_of(task),
         metrics=task.metrics,
         measuring=Measuring(**config.evaluate.model_dump()),
         faults=tuple(Fault(fault.client, fault.round, fault.kind) for fault in config.faults),
         strict=config.execution.strict,
+        server_base=SERVER,
+        server_card=server_card,
+        given=given,
+        own_tests={spec: read.tests for spec, read in texts.items() if read is not texts[SERVER]},
+        set_up={spec: size for spec, one in bases.items() if spec != SERVER and (size := set_up_bytes(one))},
     )
     majority: dict[str, float | None] = {"pooled": None, "own": None}
     if task.kind != "instructions":
-        majority = {"pooled": _majority(task, task.test.labels, task.test.labels), "own": _own_majority(task, shares)}
-    return Built(setting, Executor({SPEC: base}, settings, chosen), base, chosen, task, shares.record, majority)
+        majority = {
+            "pooled": _majority(task, task.test.labels, task.test.labels),
+            "own": _own_majority(task, shares, specs),
+        }
+    return Built(
+        setting, executor_for(bases, settings, chosen), base, chosen, task, shares.record, majority, opened.places
+    )
 
 
-def sample_size(config: Config) -> int | None:
-    """How many clients take part in a round; None for all. A fraction is rounded, at least one client.
+def _classes(data: DataSet) -> int | None:
+    """How many classes the examples have, or how many options at most; None of open answers."""
+    if isinstance(data, ChoiceSet):
+        return int(data.counts.max())
+    return data.num_classes if isinstance(data, Classified) else None
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The task's examples as one base model's tokens."""
+
+    train: DataSet
+    test: DataSet
+    tests: OwnTests
+
+
+def _texts(config: Config, task: Task, base: Base) -> _Texts:
+    """All of the task for one base model."""
+    longest = config.model.max_length
+    # Limits take the first examples of a set, whose order in the source may follow the classes.
+    test = tokens(task, task.test, base, longest)
+    more = {
+        name: _shuffled(tokens(task, examples, base, longest), root_key(0).fold("pooled", name))
+        for name, examples in task.more_tests.items()
+    }
+    pooled = None if _asks_several(task) else _shuffled(test, root_key(0).fold("pooled"))
+    return _Texts(tokens(task, task.train, base, longest), test, OwnTests(pooled, more))
+
+
+def _pooled_of(task: Task) -> tuple[str, ...]:
+    """The further tests that hold the pooled test's examples, each as it is there, so that none need be scored twice.
+
+    Where some parts are of pairs and others are not, the pooled test has all as pairs.
+    """
+    paired = {one.pairs is not None for one in task.more_tests.values() if isinstance(one, Examples)}
+    return tuple(task.parts) if len(paired) < 2 and task.metrics == ("accuracy",) else ()
+
+
+def _asks_several(task: Task) -> bool:
+    """Whether it has questions of several benchmarks, whose tests together are the pooled one."""
+    return task.kind == "choices" and bool(task.parts)
+
+
+def sample_size(config: Config, count: int) -> int | None:
+    """How many of `count` clients take part in a round; None for all. A fraction is rounded, at least one client.
 
     Raises:
         ConfigError: more than there are.
     """
-    sample, count = config.federation.sample, config.clients.count
+    sample = config.federation.sample
     if sample is None:
         return None
     if isinstance(sample, float):
@@ -164,9 +281,9 @@ def train_settings(config: Config) -> TrainSettings:
     return TrainSettings(**config.train.model_dump())
 
 
-def _plan(config: Config, base: Base, train: DataSet, settings: TrainSettings, rank: int) -> Plan:
+def _plan(config: Config, base: Base, train: DataSet, settings: TrainSettings, rank: int, cohort: int) -> Plan:
     execution = config.execution
-    return choose_plan(
+    chosen = choose_plan(
         base,
         train,
         settings,
@@ -177,6 +294,9 @@ def _plan(config: Config, base: Base, train: DataSet, settings: TrainSettings, r
         device=execution.device,
         rank=rank,
     )
+    if execution.clients_per_step != "auto":
+        return replace(chosen, workers=execution.workers)
+    return spread(chosen, execution.workers, cohort)
 
 
 def _shuffled(data: DataSet, key: Key) -> DataSet:
@@ -212,14 +332,19 @@ def _server_data(config: Config, traits: Traits, task: Task, train: DataSet, sha
         held |= {"pooled": np.concatenate(list(pools.values()))}
         held |= {name: own for name, own in pools.items() if len(own)}
     order = root_key(config.seed).fold("order", "server")
-    data = {name: to_train_on(_shuffled(train.select(held[name]), order.fold(name))) for name in sorted(held)}
-    return {name: _without_labels(part) if name == UNLABELLED else part for name, part in data.items()}
+    data = {name: _shuffled(train.select(held[name]), order.fold(name)) for name in sorted(held)}
+    return {name: _without_labels(part) if name == UNLABELLED else to_train_on(part) for name, part in data.items()}
 
 
-def _without_labels(data: TextSet | SequenceSet) -> DataSet:
-    """Texts whose class nobody can read, -1 everywhere; sequences have no classes, their tokens are all there is."""
-    if not isinstance(data, TextSet):
+def _without_labels(data: DataSet) -> DataSet:
+    """Texts or images whose class, or questions whose right option, nobody can read: -1 everywhere.
+
+    Sequences have no classes, their tokens are all there is.
+    """
+    if isinstance(data, SequenceSet):
         return data
+    if not isinstance(data, TextSet):
+        return replace(data, stored_labels=torch.full_like(data.stored_labels, -1))
     # A view of its own, lest a batch of several sets take its classes from the other's store.
     return replace(data, ids=data.ids[:], stored_labels=torch.full_like(data.stored_labels, -1))
 
@@ -230,11 +355,13 @@ def _majority(task: Task, train: np.ndarray, test: np.ndarray) -> float:
     return METRICS[task.metrics[0]](constant, test)
 
 
-def _own_majority(task: Task, shares: Shares) -> float | None:
+def _own_majority(task: Task, shares: Shares, names: Collection[str]) -> float | None:
     labels = task.train.labels
     tested = {name: labels[share["test"]] for name, share in shares.clients.items() if "test" in share}
     tested |= {name: task.test.labels[indices] for name, indices in shares.tests.items()}
     found = [
-        _majority(task, labels[shares.clients[name]["train"]], own) for name, own in tested.items() if len(own) > 0
+        _majority(task, labels[shares.clients[name]["train"]], own)
+        for name, own in tested.items()
+        if name in names and len(own) > 0
     ]
     return sum(found) / len(found) if found else None

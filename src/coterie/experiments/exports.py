@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from coterie.adapters.core_folder import is_cores, load_cores, save_cores
 from coterie.adapters.inject import eject
 from coterie.adapters.mixture_folder import is_mixture, load_mixture, save_mixture
 from coterie.adapters.peft_folder import PeftFolder, load_peft, save_peft
 from coterie.adapters.routed_folder import RoutedFolder, is_routed, load_routed, routed_terms, save_routed
+from coterie.compress.factored import FactoredLinear
+from coterie.compress.folder import read_notes, save
 from coterie.errors import ConfigError, ModelError, RunError, nearest
 from coterie.experiments.adapters import GLOBAL, flattened
-from coterie.experiments.bases import model_place, open_base
+from coterie.experiments.bases import model_place, open_base, open_image_base
 from coterie.experiments.folders import ADAPTERS, SUMMARY, read_config, read_lines
 from coterie.maths.keys import root_key
-from coterie.protocol import Adapter, BaseLog, LowRank, Model, Routed
+from coterie.models.loading import load_base, load_whole
+from coterie.protocol import Adapter, BaseLog, InnerCore, LowRank, Model, Routed
 
 LANGUAGE = "CAUSAL_LM"
 """PEFT's name of the task of language models."""
@@ -29,8 +34,9 @@ def export(
     """Writes the global adapter of a finished run, or a client's, to a new folder.
 
     merged: a model in the transformers format with the adapter added to its weights, head and tokeniser
-    included, instead of a PEFT folder. static: of a model with routed experts, one PEFT folder in which every input
-    gets the experts in the shares that the client contributed to them (FedSEE's c̃), beside what is not routed.
+    included, instead of a PEFT folder; of cores inside a compressed model, that model with U H in place of U. static:
+    of a model with routed experts, one PEFT folder in which every input gets the experts in the shares that the client
+    contributed to them (FedSEE's c̃), beside what is not routed.
 
     Raises:
         ConfigError: no run, a run that is not finished, or no such model in it; `static` of what is not routed, or of
@@ -46,7 +52,15 @@ def export(
     if merged:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(f"{target} is there already; name a new folder")
-        _merge(Path(run), source, target)
+        if is_cores(source):
+            _merge_cores(source, target)
+        else:
+            _merge(Path(run), source, target)
+        return
+    if is_cores(source):
+        inner = load_cores(source)
+        terms = {name: InnerCore(core) for name, core in inner.cores.items()}
+        save_cores(target, terms, inner.base_name, inner.head, inner.labels)
         return
     longest = read_config(Path(run))[0].model.max_length
 
@@ -134,6 +148,37 @@ def adapter_folder(run: Path, client: str | None) -> Path:
     return run / ADAPTERS / name
 
 
+def _merge_cores(source: Path, target: Path) -> None:
+    """The compressed base model with U H in place of U, as a folder that loads like any compressed model."""
+    held = load_cores(source)
+    if held.labels is None:
+        network, tokenizer = load_whole(held.base_name)
+    else:
+        base = load_base(
+            held.base_name, targets="all-linear", num_labels=len(held.labels), head_key=root_key(0).fold("head")
+        )
+        network, tokenizer = base.network, base.tokenizer
+        eject(network)
+        parameters = dict(network.named_parameters())
+        for name, value in (held.head or {}).items():
+            parameters[name].data.copy_(value)
+        _name_classes(network, held.labels)
+    prefix = f"{getattr(network, 'base_model_prefix', '')}."
+    modules = dict(network.named_modules())
+    for name, H in held.cores.items():
+        linear = modules.get(name) or modules.get(name.removeprefix(prefix))
+        if not isinstance(linear, FactoredLinear) or linear.inner != len(H):
+            raise ModelError(f"{source}: {held.base_name} has no layer {name} of rank {len(H)}; put the model back")
+        linear.U.data = linear.U.data @ H.to(linear.U.dtype)
+    save(target, network, tokenizer, read_notes(held.base_name))
+
+
+def _name_classes(network: nn.Module, labels: Sequence[str]) -> None:
+    names = dict(enumerate(labels))
+    network.config.id2label = names  # type: ignore[union-attr]
+    network.config.label2id = {label: index for index, label in names.items()}  # type: ignore[union-attr]
+
+
 def _merge(run: Path, source: Path, target: Path) -> None:
     """The base model of the run with W + s B A in place of W, and the adapter's head if it has one."""
     from transformers import AutoConfig
@@ -153,7 +198,9 @@ def _merge(run: Path, source: Path, target: Path) -> None:
         )
     head, labels = held.head or {}, held.labels or ()
     classes = None if held.task_type == LANGUAGE else len(labels)
-    base = open_base(config.model, classes, root_key(config.seed).fold("head"))
+    head_key = root_key(config.seed).fold("head")
+    pictured = held.image_size is not None and classes is not None
+    base = (open_image_base if pictured else open_base)(config.model, classes, head_key)  # type: ignore[arg-type]
     base.set_log(BaseLog((held.adapter,)))
     eject(base.network)
     parameters = dict(base.network.named_parameters())
@@ -161,11 +208,10 @@ def _merge(run: Path, source: Path, target: Path) -> None:
         parameters[name].data.copy_(value)
     settings = base.network.config
     if classes is not None:
-        names = dict(enumerate(labels))
-        settings.id2label = names  # type: ignore[union-attr]
-        settings.label2id = {label: index for index, label in names.items()}  # type: ignore[union-attr]
+        _name_classes(base.network, labels)
         # So that who classifies with it cuts texts where training cut them.
-        base.tokenizer.model_max_length = config.model.max_length
+        if base.vision is None:
+            base.tokenizer.model_max_length = config.model.max_length
     # Training went without the cache of keys and values; whoever generates wants what the base model says of it.
     original = AutoConfig.from_pretrained(model_place(config.model.base))
     if hasattr(original, "use_cache"):
@@ -175,7 +221,7 @@ def _merge(run: Path, source: Path, target: Path) -> None:
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         base.network.save_pretrained(fresh)  # type: ignore[operator]
-        base.tokenizer.save_pretrained(str(fresh))
+        (base.vision or base.tokenizer).save_pretrained(str(fresh))
         if target.exists():
             target.rmdir()
         fresh.rename(target)

@@ -22,11 +22,20 @@ from coterie.experiments.compare import compare
 from coterie.experiments.config import merged
 from coterie.experiments.folders import json_text, versions, write_whole
 from coterie.experiments.methods import method_class, short_name
-from coterie.experiments.papers import curves, fedsee_geometry, fedsee_geometry_pictures, panels, server_times, setting
+from coterie.experiments.papers import (
+    curves,
+    estimates_picture,
+    fedsee_geometry,
+    fedsee_geometry_pictures,
+    panels,
+    server_times,
+    setting,
+)
 from coterie.experiments.papers.claims import judged
 from coterie.experiments.papers.definition import Column, Definition, Row, Scale, at_scale, definition, names
 from coterie.experiments.papers.fedsee_theory import sizes_of
-from coterie.experiments.papers.reading import FIGURES, Cell, Finished, cell, finished_runs, further_cells
+from coterie.experiments.papers.pictures import require_matplotlib
+from coterie.experiments.papers.reading import FIGURES, Cell, Finished, cell, finished_runs, further_cells, of_model
 from coterie.experiments.papers.writing import LEFT_OUT, NOT_HERE, markdown
 from coterie.experiments.workers import JobObserver
 
@@ -80,7 +89,7 @@ def reproduce(
     say: Callable[[str], None] = lambda text: None,
     advance: fedsee_geometry.Advance = lambda what, done, total: None,
 ) -> Reproduced:
-    """Computes a table or figure and writes result.json, result.md and, of a figure, figure.svg and figure.png.
+    """Computes a table or figure and writes result.json, result.md and, where one is drawn, figure.svg and figure.png.
 
     seeds: by default the definition's. methods: rows in place of the definition's, by name; others are run with
     averaged heads. settings: `dotted.key=value` over every run's. watcher: makes the observer of each comparison.
@@ -100,8 +109,8 @@ def reproduce(
     whole = at_scale(whole, chosen)
     place = folder if folder is not None else reproduction_folder(name, scale)
     used = list(seeds) if seeds is not None else list(chosen.seeds)
-    if whole.kind in ("curves", *PANELLED):
-        curves.require_matplotlib()
+    if whole.kind in ("curves", *PANELLED) or whole.drawn or whole.mixtures in whole.rows:
+        require_matplotlib()
     if whole.kind in ("server", "theory") and settings:
         raise ConfigError(f"{name} has no runs: it takes no settings such as {settings[0]}")
     place.mkdir(parents=True, exist_ok=True)
@@ -163,8 +172,12 @@ def reproduce(
     if geometry is not None:
         result["void"] = geometry.void
         fedsee_geometry_pictures.draw(geometry.drawn, rows, place / "figure")
-    if whole.kind == "curves":
-        curves.draw(result, whole.figures, place / "figure")
+    if whole.kind == "curves" or whole.drawn:
+        curves.draw(result, whole.drawn or whole.figures, place / "figure")
+        result["picture"] = "figure.svg"
+    if told := estimates_picture.points(runs.get(whole.mixtures, {})):
+        titled = {whole.columns[column].title: pairs for column, pairs in told.items()}
+        estimates_picture.draw(titled, place / "figure")
         result["picture"] = "figure.svg"
     write_whole(place / "result.json", json.dumps(json.loads(json_text(result)), indent=1, ensure_ascii=False) + "\n")
     write_whole(place / "result.md", markdown(result))
@@ -191,9 +204,10 @@ def with_methods(name: str, whole: Definition, methods: Sequence[str]) -> Defini
     """The definition with these methods as its rows; one that the paper has not gets averaged heads.
 
     Raises:
-        ConfigError: rows that are more than methods (variants of one method), or no such method.
+        ConfigError: rows that are more than methods (variants or models of one method), or no such method.
     """
-    if whole.kind in WITHOUT_RUNS or len({row.variant for row in whole.rows.values()}) > 2:
+    several = any(row.model for row in whole.rows.values()) or len({row.variant for row in whole.rows.values()}) > 2
+    if whole.kind in WITHOUT_RUNS or several:
         raise ConfigError(f"the rows of {name} are not single methods; leave --methods out")
     rows: dict[str, Row] = {}
     for method in methods:
@@ -240,10 +254,14 @@ def _runs(whole: Definition, place: Path, seeds: Sequence[int]) -> dict[str, dic
     for row, entry in whole.rows.items():
         if entry.method is not None and _is_here(entry.method):
             found[row] = {
-                column: finished_runs(place / "runs" / _block_folder(column, entry.variant), entry.method, seeds)
+                column: [of_model(run, entry.model) for run in _finished(place, column, entry, seeds)]
                 for column in whole.columns
             }
     return found
+
+
+def _finished(place: Path, column: str, row: Row, seeds: Sequence[int]) -> list[Finished]:
+    return finished_runs(place / "runs" / _block_folder(column, row.variant), row.method or "", seeds)
 
 
 def _cells(whole: Definition, runs: Mapping[str, Mapping[str, Sequence[Finished]]]) -> dict[str, dict[str, Any]]:
@@ -285,11 +303,12 @@ def _rows(
             "state": NOT_HERE if here else LEFT_OUT if row in scale.left_out else "",
             "note": entry.note,
         }
-        if whole.kind == "curves" and row in runs:
-            made[row]["series"] = {
-                column: curves.series(found, whole.figures, whole.layer) for column, found in runs[row].items()
-            }
-        if whole.kind == "runs" and row in runs:
+        over_rounds = whole.figures if whole.kind == "curves" else whole.drawn
+        if over_rounds and row in runs:
+            series = {column: curves.series(found, over_rounds, whole.layer) for column, found in runs[row].items()}
+            if whole.kind == "curves" or any(line["rounds"] for one in series.values() for line in one.values()):
+                made[row]["series"] = series
+        if whole.kind == "runs" and row in runs and not entry.model:
             made |= _further(row, made[row], runs[row])
     if whole.kind == "runs" and runs:
         made[MAJORITY] = _majority(whole, runs)

@@ -19,7 +19,6 @@ from coterie.engines.checkpoints import CheckpointStore, append_lines, rewind
 from coterie.engines.in_process import InProcess, Played, Progress
 from coterie.errors import CheckpointError, DataError, ModelError, RunError, WireError
 from coterie.experiments.adapters import write_adapters
-from coterie.experiments.bases import model_place
 from coterie.experiments.build import Built, build
 from coterie.experiments.config import Config, PartSection, TaskSection, load, parse
 from coterie.experiments.folders import (
@@ -81,7 +80,7 @@ def run(
     with alone_in(place):
         try:
             built = build(settings)
-            write_config(place, settings, built.plan, {"base": built.base.digest})
+            write_config(place, settings, built.plan, {"base": built.base.digest, **_clients_digests(built)})
             write_whole(place / PARTITION, json_text(built.partition) + "\n")
         except BaseException:
             _vacate(place)
@@ -122,8 +121,9 @@ def default_folder(config: Config) -> Path:
 def grounded(config: Config) -> Config:
     """The same settings with absolute paths, so that a run can be resumed from any working folder."""
     task = _grounded_task(config.task)
-    if task.parts is not None:
-        task = task.model_copy(update={"parts": [_grounded_task(part) for part in task.parts]})
+    for several in ("parts", "zero_shot"):
+        if (sections := getattr(task, several)) is not None:
+            task = task.model_copy(update={several: [_grounded_task(part) for part in sections]})
     model, method = config.model, config.method
     if Path(model.base).expanduser().is_dir():
         model = model.model_copy(update={"base": _absolute(model.base)})
@@ -133,7 +133,14 @@ def grounded(config: Config) -> Config:
     tracking = config.tracking
     if tracking.mlflow is not None:
         tracking = tracking.model_copy(update={"mlflow": grounded_uri(tracking.mlflow)})
-    return config.model_copy(update={"task": task, "model": model, "method": method, "tracking": tracking})
+    clients, compression = config.clients, config.compression
+    if clients.bases is not None:
+        bases = [_absolute(base) if Path(base).expanduser().is_dir() else base for base in clients.bases]
+        clients = clients.model_copy(update={"bases": bases})
+    if compression.text is not None and Path(compression.text).expanduser().is_file():
+        compression = compression.model_copy(update={"text": _absolute(compression.text)})
+    changed = {"task": task, "model": model, "method": method, "tracking": tracking}
+    return config.model_copy(update=changed | {"clients": clients, "compression": compression})
 
 
 def load_checkpoint(store: CheckpointStore, round: int | None = None) -> tuple[Progress | None, Ledger, dict[str, int]]:
@@ -181,11 +188,10 @@ def _play(place: Path, config: Config, built: Built, watcher: Observer, round: i
             if progress.finished or progress.round % config.checkpoint.every == 0:
                 bare = replace(progress, state=store_state(store, progress.state))
                 store.put("progress", encode(bare, dense=True))
-                store.put("ledger", json_text(ledger.state()).encode())
+                store.put("ledger", ledger.state_text().encode())
                 store.commit(progress.round, {"lengths": lengths})
             watcher.round(played.metrics, played.seconds)
-        base_name = model_place(config.model.base)
-        told = write_adapters(engine, progress, built.base, base_name, built.task.label_names, place / ADAPTERS)
+        told = write_adapters(engine, progress, built.places, built.task.label_names, place / ADAPTERS)
         if told is not None:
             watcher.note(told)
         metrics, timing = read_lines(place / "metrics.jsonl"), read_lines(place / "timing.jsonl")
@@ -194,6 +200,7 @@ def _play(place: Path, config: Config, built: Built, watcher: Observer, round: i
     except RunError as error:
         raise RunError(f"{error} (what was computed is kept: coterie resume {place})") from error
     finally:
+        built.executor.close()
         watcher.end()
     return RunResult(place, config, summary)
 
@@ -215,9 +222,19 @@ def _record(place: Path, played: Played, ledger: Ledger) -> dict[str, int]:
     return {name: append_lines(place / name, text) for name, text in lines.items()}
 
 
+def _clients_digests(built: Built) -> dict[str, dict[str, str]]:
+    """Hashes of the base models that only clients have, as they are recorded; nothing where there is none."""
+    bases = {spec: base.digest for spec, base in built.executor.bases.items() if base is not built.base}
+    return {"bases": bases} if bases else {}
+
+
 def _check_unchanged(place: Path, built: Built, recorded: Mapping[str, Any]) -> None:
     if recorded.get("base", built.base.digest) != built.base.digest:
         raise ModelError(f"{place}: the base model is no longer the one that this run began with; put it back")
+    now = _clients_digests(built).get("bases", {})
+    changed = [spec for spec, digest in recorded.get("bases", now).items() if now.get(spec) != digest]
+    if changed:
+        raise ModelError(f"{place}: the clients' base model {changed[0]} is no longer what it was; put it back")
     text = json_text(built.partition) + "\n"
     if not (place / PARTITION).is_file():
         write_whole(place / PARTITION, text)

@@ -6,6 +6,7 @@ All of it follows from the task, the partition's settings and the seed, never fr
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,14 +15,20 @@ import numpy as np
 
 from coterie.data.holdings import check_disjoint, manifest
 from coterie.data.partition import Partition, make_partition, partition_options, split
-from coterie.data.tasks import Part, Task, find_loader, load_mixture, load_task
+from coterie.data.tasks import Part, Task, find_loader, load_mixture, load_task, with_zero_shot
 from coterie.errors import ConfigError, DataError
 from coterie.experiments.config import Config, PartSection, TaskSection
 from coterie.experiments.mixed import add_mixtures, add_tests, kinds_of, own_shares, own_tests
+from coterie.experiments.public_pool import giving
 from coterie.maths.keys import Key, root_key
 
-_OWN_FILES = {"file": "reviews.csv", "choices-file": "questions.jsonl", "instructions-file": "answers.jsonl"}
-"""The tasks that read a user's own file, and what such a file may be called."""
+_OWN_FILES = {
+    "file": "reviews.csv",
+    "choices-file": "questions.jsonl",
+    "instructions-file": "answers.jsonl",
+    "image-folder": "photos",
+}
+"""The tasks that read a user's own file or folder, and what such a one may be called."""
 
 Value = TypeVar("Value", int, str)
 
@@ -54,10 +61,13 @@ def chosen_task(config: Config) -> Task:
     """
     task, key = config.task, root_key(config.seed).fold("task")
     if task.parts is not None:
-        parts = [_part(section, f"task.parts[{place}]") for place, section in enumerate(task.parts)]
-        return load_mixture(parts, seed_key=key, extra=config.server_data.public or 0)
-    options = _loader_options(task, task.name, "task")
-    return load_task(task.name, seed_key=key, limit_train=task.train_limit, limit_test=task.test_limit, **options)
+        parts = _parts(task.parts, "task.parts")
+        learnt = load_mixture(parts, seed_key=key, extra=config.server_data.public or 0)
+    else:
+        options = _loader_options(task, task.name, "task")
+        limits = {"limit_train": task.train_limit, "limit_test": task.test_limit}
+        learnt = load_task(task.name, seed_key=key, **limits, **options)
+    return learnt if task.zero_shot is None else with_zero_shot(learnt, _parts(task.zero_shot, "task.zero_shot"))
 
 
 def share_out(config: Config, task: Task) -> Shares:
@@ -75,7 +85,7 @@ def share_out(config: Config, task: Task) -> Shares:
     options: dict[str, Any] = {option: getattr(section, option) for option in partition_options(section.kind)}
     among = None if belongs is None else tuple(belongs[index] for index in rest)
     dealt_out = make_partition(
-        section.kind, labels[rest], len(ids), key=key, minimum=section.minimum, groups=among, **options
+        section.kind, skewed_by(task)[rest], len(ids), key=key, minimum=section.minimum, groups=among, **options
     )
     parts = [rest[part] for part in dealt_out]
     kinds = kinds_of(task, section)
@@ -83,6 +93,10 @@ def share_out(config: Config, task: Task) -> Shares:
         own_shares(section, part, kinds, task, key.fold("split", name), name)
         for name, part in zip(ids, parts, strict=True)
     ]
+    pool = config.server_data.pool
+    if pool is not None:
+        named = zip(ids, shares, strict=True)
+        shares = [giving(share, pool, key.fold("pool", name), name) for name, share in named]
     tests = own_tests(section, task, parts, key)
     how = {
         "kind": section.kind,
@@ -95,7 +109,8 @@ def share_out(config: Config, task: Task) -> Shares:
     sizes = {"validation_size": section.validation_size, "test_size": section.test_size}
     how |= {name: size for name, size in sizes.items() if size is not None}
     natural = belongs if section.kind in ("natural", "mixture") else None
-    record = manifest(parts, labels, how=how, splits=shares, groups=natural)
+    told = belongs if task.kind == "choices" and task.parts else natural
+    record = manifest(parts, labels, how=how, splits=shares, groups=told)
     record["classes"] = list(task.label_names)
     record["data"] = _digest(task)
     record["clients"] = [{**held, "id": name} for name, held in zip(ids, record["clients"], strict=True)]
@@ -117,6 +132,16 @@ def share_out(config: Config, task: Task) -> Shares:
         record,
         {} if tests is None else dict(zip(ids, tests, strict=True)),
     )
+
+
+def skewed_by(task: Task) -> np.ndarray:
+    """What partitioners share out by, (n,) int64: classes, or the places of right answers.
+
+    Of several benchmarks' questions, the benchmark (the specification's decision L19): places have no meaning there.
+    """
+    if task.kind != "choices" or not task.parts or task.train.groups is None:
+        return task.train.labels
+    return np.unique(np.asarray(task.train.groups), return_inverse=True)[1].astype(np.int64)
 
 
 def client_ids(config: Config) -> list[str]:
@@ -202,6 +227,10 @@ def _groups(config: Config, parts: Partition, natural: tuple[str, ...] | None) -
     return [next(iter(names)) if len(names) == 1 else "all" for names in held]
 
 
+def _parts(sections: Sequence[PartSection], where: str) -> list[Part]:
+    return [_part(section, f"{where}[{place}]") for place, section in enumerate(sections)]
+
+
 def _part(section: PartSection, where: str) -> Part:
     return Part(
         section.name,
@@ -232,8 +261,8 @@ def _loader_options(section: TaskSection | PartSection, name: str, where: str) -
     own = _OWN_FILES.get(name.removeprefix("choices:"))
     if own is not None and section.path is None:
         raise ConfigError(f"task {name} needs the setting {where}.path, such as {where}.path={own}")
-    if section.test_path is not None and not Path(section.test_path).expanduser().is_file():
-        raise ConfigError(f"{where}.test_path: there is no file {section.test_path}")
+    if section.test_path is not None and not Path(section.test_path).expanduser().exists():
+        raise ConfigError(f"{where}.test_path: there is no {section.test_path}")
     return options
 
 

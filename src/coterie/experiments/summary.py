@@ -43,6 +43,7 @@ def summarise(
         "majority": built.majority,
         "global": last.get("global"),
         "personal": last.get("personal"),
+        "untrained": metrics[0].get("untrained"),
         "validation": last.get("validation"),
         "loss": last["train"]["loss"],
         "mismatch": _mean(m["mismatch"]["relative"] for m in metrics if "mismatch" in m),
