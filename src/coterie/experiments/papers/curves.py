@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import ConfigError
+from coterie.experiments.papers.pictures import blank, saved
 from coterie.experiments.papers.reading import FIGURES, Finished, curve
 
 DIGITS = 4
@@ -36,16 +36,6 @@ def series(runs: Sequence[Finished], figures: Sequence[str], layer: str) -> dict
     return made
 
 
-def require_matplotlib() -> None:
-    """Raises ConfigError where matplotlib, which draws the picture, is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "this figure is drawn by matplotlib; install it with: pip install 'coterie[report]'"
-        ) from error
-
-
 def draw(result: Mapping[str, Any], figures: Sequence[str], stem: Path) -> list[Path]:
     """Writes <stem>.svg and <stem>.png: one panel a figure and column, one line a row, the band from least to greatest
     seed.
@@ -55,33 +45,17 @@ def draw(result: Mapping[str, Any], figures: Sequence[str], stem: Path) -> list[
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     wanted = [(column, figure) for column in result["columns"] for figure in drawn(figures)]
-    across = min(4, len(wanted))
-    down = -(-len(wanted) // across)
-    picture = Figure(figsize=(3.2 * across, 2.6 * down), layout="constrained")
-    FigureCanvasAgg(picture)
+    picture, panels = blank(len(wanted), 4, (3.2, 2.6))
     rows = {row: entry for row, entry in result["rows"].items() if "series" in entry}
-    panels = list(picture.subplots(down, across, squeeze=False).flat)
-    for panel, (column, figure) in zip(panels, wanted, strict=False):
+    for panel, (column, figure) in zip(panels, wanted, strict=True):
         _panel(panel, figure, {row: entry["series"][column][figure] for row, entry in rows.items()})
         if len(result["columns"]) > 1:
             panel.set_title(f"{result['columns'][column]}\n{FIGURES[figure].heading}", fontsize=9)
-    for panel in panels[len(wanted) :]:
-        panel.remove()
     colours = [panels[0].plot([], [], color=f"C{index}", linewidth=1.4)[0] for index in range(len(rows))]
     titles = [entry["title"] for entry in rows.values()]
     picture.legend(colours, titles, loc="outside lower center", ncols=max(1, len(titles)), fontsize=8, frameon=False)
-    written = []
-    for suffix, options in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 90})):
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "coterie"}):
-            picture.savefig(stem.with_suffix(suffix), **options)
-        written.append(stem.with_suffix(suffix))
-    return written
+    return saved(picture, stem)
 
 
 def _panel(panel: Any, figure: str, lines: Mapping[str, Mapping[str, Sequence[float]]]) -> None:

@@ -13,8 +13,9 @@ from pydantic import Field, ValidationError
 from coterie.errors import ConfigError, nearest
 from coterie.experiments.config import Section, merged
 
-Mean = tuple[float, float | None]
-"""A reported mean and its deviation over the paper's seeds, None where it gives none."""
+Mean = tuple[float | None, float | None]
+"""A reported mean (None: its table has one that is not at hand) and its deviation over seeds, None where it gives none.
+"""
 
 PACKAGE = "coterie.experiments.papers"
 COMMON = "common"
@@ -30,6 +31,8 @@ class Column(Section):
 class Row(Section):
     """One line: a method under a variant of the settings, and what the paper reports by column.
 
+    model: which of a run's models it is about, as a place in summary.json such as global/further/weak or
+    personal/bases/ratio-0.4; by default the deployed one.
     extra: the paper has no such line. operation: of a table of server times, in place of a method. panel: of a page of
     computed theory, the one that it belongs to.
     """
@@ -37,6 +40,7 @@ class Row(Section):
     title: str
     method: str | None = None
     variant: str = ""
+    model: str = ""
     operation: dict[str, Any] = Field(default_factory=dict)
     paper: dict[str, Mean] = Field(default_factory=dict)
     extra: bool = False
@@ -117,6 +121,8 @@ class Definition(Section):
     the words of `result.here`, None where the paper does not say. layer: the layer that a figure shows, as a shell
     pattern. models: of a table of server times. against: the row from which the others' differences are told, seed by
     seed; what the paper reports of those are differences too. panels: the tables of a page of computed theory.
+    mixtures: the row whose estimates of clients' mixtures are drawn, a panel for each column. drawn: of a table, the
+    figures that are drawn over rounds beside it, of the rows that have them.
     """
 
     title: str
@@ -134,7 +140,9 @@ class Definition(Section):
     layer: str = ""
     against: str = ""
     models: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    drawn: list[str] = Field(default_factory=list)
     panels: dict[str, Panel] = Field(default_factory=dict)
+    mixtures: str = ""
 
 
 def at_scale(whole: Definition, scale: Scale) -> Definition:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.experiments.papers.curves import require_matplotlib
 from coterie.experiments.papers.fedsee_geometry import ALL, KINDS
 from coterie.experiments.papers.fedsee_geometry_training import TARGETS
 from coterie.experiments.papers.panels import VALUE
+from coterie.experiments.papers.pictures import blank, saved
 
 COLOURS = dict(zip(KINDS, ("C0", "C1", "C2"), strict=True))
 
@@ -26,33 +26,17 @@ def draw(drawn: Sequence[Mapping[str, Any]], rows: Mapping[str, Mapping[str, Any
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     layers = drawn[0]["layers"]
-    across = min(4, len(layers) + 2)
-    down = -(-(len(layers) + 2) // across)
-    picture = Figure(figsize=(3.2 * across, 2.9 * down), layout="constrained")
-    FigureCanvasAgg(picture)
-    plots = list(picture.subplots(down, across, squeeze=False).flat)
+    picture, plots = blank(len(layers) + 2, 4, (3.2, 2.9))
     for number, (plot, layer) in enumerate(zip(plots, layers, strict=False)):
         _plane(plot, [torch.tensor(one["planes"][number]) for one in _parts(drawn)], drawn[0], _short(layer))
     _recovery(plots[len(layers)], drawn)
     _usage(plots[len(layers) + 1], rows)
-    for plot in plots[len(layers) + 2 :]:
-        plot.remove()
     marks = [plots[0].scatter([], [], color=COLOURS[kind], s=22) for kind in KINDS]
     cross = plots[0].scatter([], [], color="0.3", marker="x", s=28, linewidths=1.2)
     told = [*(f"{kind} clients" for kind in KINDS), "where their mixtures would be"]
     picture.legend([*marks, cross], told, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    written = []
-    for suffix, options in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 90})):
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "coterie"}):
-            picture.savefig(stem.with_suffix(suffix), **options)
-        written.append(stem.with_suffix(suffix))
-    return written
+    return saved(picture, stem)
 
 
 def _parts(drawn: Sequence[Mapping[str, Any]]) -> list[dict[str, list[list[list[float]]]]]:

@@ -19,7 +19,8 @@ from coterie.algorithms.factors import initial_adapter, initial_routers
 from coterie.data.sequences import DataSet
 from coterie.errors import CheckpointError
 from coterie.experiments.bases import tokens
-from coterie.experiments.build import SPEC, Built, build
+from coterie.experiments.build import Built, build
+from coterie.experiments.client_bases import SERVER
 from coterie.experiments.config import Config
 from coterie.maths.keys import root_key
 from coterie.protocol import Adapter, BaseLog, Evaluate, Fit, LowRank, Model, Request, Routed, Score, UsageDivergence
@@ -71,7 +72,7 @@ class Federation:
     def ask(self, name: str, request: Request, data: DataSet, purpose: tuple[str, ...] = ()) -> Ask:
         """A request with the key of its own name, or of `purpose`; the head is the base's and stays so."""
         key = root_key(self.config.seed).fold("fedsee-geometry", *(purpose or (name,)))
-        return Ask(name, request, SPEC, self.built.base.head, data, key)
+        return Ask(name, request, SERVER, self.built.base.head, data, key)
 
     def scores(self, wanted: Sequence[tuple[Model, DataSet]]) -> list[Score]:
         """Loss and accuracy of each model on its data."""
@@ -148,7 +149,7 @@ def train(of: Federation, recipe: Recipe, shelf: Shelf) -> Trained:
     pairs = [model["lora"] for model in shelf.trained(built.executor, asks).values()]
     A = {name: torch.stack([pair[name].A for pair in pairs]).mean(dim=0) for name in layers}
     B = {name: torch.stack([pair[name].B for pair in pairs]).mean(dim=0) for name in layers}
-    built.executor.set_base(BaseLog().add({name: LowRank(B[name], A[name], scale) for name in layers}), SPEC)
+    built.executor.set_base(BaseLog().add({name: LowRank(B[name], A[name], scale) for name in layers}), SERVER)
     fresh = Fit(
         Model(lora={name: LowRank(torch.zeros_like(B[name]), A[name], scale) for name in layers}),
         train=("lora.*.B",),

@@ -11,9 +11,9 @@ import torch
 
 from coterie.errors import ConfigError
 from coterie.experiments.folders import write_whole
-from coterie.experiments.papers.curves import require_matplotlib
 from coterie.experiments.papers.definition import Definition
 from coterie.experiments.papers.fedsee_theory import COMPUTED, Sizes, sizes_of
+from coterie.experiments.papers.pictures import blank, saved
 from coterie.experiments.papers.reading import Cell, cell
 from coterie.maths.keys import root_key
 
@@ -154,31 +154,15 @@ def draw(result: Mapping[str, Any], stem: Path) -> list[Path]:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     wanted = [panel for panel in result["panels"].values() if panel["axis"] is not None]
-    across = min(3, len(wanted))
-    down = -(-len(wanted) // across)
-    picture = Figure(figsize=(3.9 * across, 3.1 * down), layout="constrained")
-    FigureCanvasAgg(picture)
-    plots = list(picture.subplots(down, across, squeeze=False).flat)
-    for plot, panel in zip(plots, wanted, strict=False):
+    picture, plots = blank(len(wanted), 3, (3.9, 3.1))
+    for plot, panel in zip(plots, wanted, strict=True):
         _plot(plot, panel, result["rows"])
-    for plot in plots[len(wanted) :]:
-        plot.remove()
     (line,) = plots[0].plot([], [], color="0.3", marker="o", markersize=3, linewidth=1.4)
     cross = plots[0].scatter([], [], color="0.3", marker="x", s=32, linewidths=1.2)
     told = ["here: mean, and range over seeds", "the paper"]
     picture.legend([line, cross], told, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    written = []
-    for suffix, options in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 90})):
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "coterie"}):
-            picture.savefig(stem.with_suffix(suffix), **options)
-        written.append(stem.with_suffix(suffix))
-    return written
+    return saved(picture, stem)
 
 
 def _plot(plot: Any, panel: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> None:

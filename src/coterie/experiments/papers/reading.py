@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +59,24 @@ def finished_runs(folder: Path, method: str, seeds: Sequence[int]) -> list[Finis
     return [found[seed] for seed in seeds if seed in found]
 
 
+def of_model(run: Finished, model: str) -> Finished:
+    """The run as if this one of its models were the deployed one; see `Row.model`.
+
+    Of personal/bases/<name> the training loss is that of the clients with this base model; others have none.
+    """
+    if not model:
+        return run
+    found: Any = run.summary
+    for key in model.split("/"):
+        found = (found or {}).get(key)
+    spec = model.removeprefix("personal/bases/") if model.startswith("personal/bases/") else None
+    metrics = [
+        {**line, "global": None, "train": {"loss": (line["train"].get("bases") or {}).get(spec)}}
+        for line in run.metrics
+    ]
+    return replace(run, summary={**run.summary, "global": found, "personal": None}, metrics=metrics)
+
+
 def cell(values: Mapping[str, float | None]) -> Cell:
     """Mean and sample deviation of the values that are there."""
     known = [value for value in values.values() if value is not None]
@@ -73,7 +91,8 @@ def cell(values: Mapping[str, float | None]) -> Cell:
 def curve(run: Finished, figure: str, layer: str) -> dict[int, float]:
     """A figure by round, of the rounds that have it.
 
-    accuracy: of the global model on the pooled test, as much of it as a round is measured on. average_rank: see the
+    accuracy: of the global model on the pooled test, as much of it as a round is measured on. train_loss: of clients'
+    local training, mean over clients. average_rank: see the
     method's `measures`. The others are mismatches of the layer that the pattern names, or of all layers on average
     (`mean_...`).
 
@@ -110,7 +129,11 @@ def curve(run: Finished, figure: str, layer: str) -> dict[int, float]:
     return found
 
 
-_PATHS = {"accuracy": ("global", "pooled", "accuracy"), "average_rank": ("measures", "average_rank")}
+_PATHS = {
+    "accuracy": ("global", "pooled", "accuracy"),
+    "average_rank": ("measures", "average_rank"),
+    "train_loss": ("train", "loss"),
+}
 """Where a line of metrics.jsonl has the figures that need no reckoning."""
 
 
@@ -167,9 +190,30 @@ def _missed(run: Finished, layer: str) -> float | None:
     return estimates.missed(estimates.estimated(run.metrics), run.mixtures)
 
 
+def _benchmarks(run: Finished, layer: str) -> float | None:
+    """The plain mean over the benchmarks that the task consists of."""
+    more = (run.summary["global"] or {}).get("more") or {}
+    found = [more[part.name]["accuracy"] for part in run.config.task.parts or () if part.name in more]
+    return sum(found) / len(found) if found else None
+
+
 def _nowhere(run: Finished, layer: str) -> float | None:
     return None
 
+
+BENCHMARKS = {
+    "arc-easy": "ARC-Easy",
+    "arc-challenge": "ARC-Challenge",
+    "openbookqa": "OpenBookQA",
+    "piqa": "PIQA",
+    "winogrande": "WinoGrande",
+    "social-iqa": "Social IQA",
+    "hellaswag": "HellaSwag",
+    "copa": "COPA",
+    "pubmedqa": "PubMedQA",
+    "medmcqa": "MedMCQA",
+}
+"""Parts of a task, or its zero-shot tests, of which each has a figure of its own."""
 
 FIGURES: dict[str, Figure] = {
     "own": Figure("clients' own tests, mean over clients, %", "percent", _at("personal", "clients", "mean")),
@@ -194,6 +238,12 @@ FIGURES: dict[str, Figure] = {
     "average_rank": Figure("average rank of clients", "number", _over_rounds("average_rank"), "linear"),
     "last_rank": Figure("average rank after the last round", "number", _last("average_rank")),
     "rank_left": Figure("the same as a share of r", "number", _rank_left),
+    "train_loss": Figure("training loss of the last round", "number", _last("train_loss"), "linear"),
+    "benchmarks": Figure("accuracy, mean over benchmarks, %", "percent", _benchmarks),
+    **{
+        name: Figure(f"accuracy on {title}, %", "percent", _at("global", "more", name, "accuracy"))
+        for name, title in BENCHMARKS.items()
+    },
     "mismatch": Figure("aggregation error, relative, all layers together", "number", _at("mismatch")),
     "mixture_error": Figure(
         "mean absolute error of mixtures told by contributions", "number", _estimate(estimates.mean_absolute_error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from coterie.algorithms.fedslm import FedSLM
 from coterie.algorithms.rank_update import RankUpdate
 from coterie.algorithms.sefora import SeFoRA
 from coterie.experiments.config import Config
@@ -17,6 +18,9 @@ LABELS: dict[str, str] = {
     "model": "base model",
     "task": "data",
     "clients": "clients",
+    "groups": "models of clients",
+    "compression": "compression",
+    "student": "teaching at the server",
     "rank": "rank",
     "sketch": "rows of the sketch, k",
     "updates": "rank updates",
@@ -105,6 +109,30 @@ def _lam(config: Config) -> str:
     return "" if value is None or not config.method.startswith("fedpa") else f"{value:g}"
 
 
+def _groups(config: Config) -> str:
+    """How many clients keep which part of the model."""
+    if config.clients.ratios is None:
+        return ""
+    listed = config.clients.ratios
+    ratios = [listed[number % len(listed)] for number in range(config.clients.count)]
+    counts = {str(ratio): ratios.count(ratio) for ratio in dict.fromkeys(ratios)}
+    only = ", the full ones alone" if config.federation.only is not None else ""
+    return ", ".join(f"{ratio} × {count}" for ratio, count in counts.items()) + only
+
+
+def _compression(config: Config) -> str:
+    return "" if config.clients.ratios is None or config.federation.only is not None else config.compression.method
+
+
+def _student(config: Config) -> str:
+    made = algorithm(config.method, config.options)
+    if not isinstance(made, FedSLM):
+        return ""
+    rate = made.student_lr * config.train.lr
+    taught = f"{config.server_data.unlabeled} unlabelled examples, {made.epochs} epochs"
+    return f"{taught}, LoRA of rank {made.student_rank}, learning rate {rate:g}"
+
+
 def _optimiser(config: Config) -> str:
     train = config.train
     parts = [{"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[train.optimizer]]
@@ -153,6 +181,9 @@ def _largest(config: Config) -> int:
 _TOLD: dict[str, Callable[[Config], str]] = {
     "model": lambda config: config.model.base.rstrip("/").rpartition("/")[2],
     "clients": lambda config: str(config.clients.count),
+    "groups": _groups,
+    "compression": _compression,
+    "student": _student,
     "rank": lambda config: _listed(config.clients.ranks),
     "sketch": _sketch,
     "updates": _updates,
