@@ -32,6 +32,10 @@ Methods, each one file in `coterie.algorithms`:
     FedDPAF, FedDPAT  a global and a local adapter, mixed for each input (arXiv 2403.19211)
     FedLEASE          experts by cluster, chosen token by token (arXiv 2509.15087)
     FedSEE            an expert for each public task, extracted from mixed updates and routed to (FedSEE)
+    FedSLM            cores in compressed models, fused to teach the full one (arXiv 2607.29071)
+    FedProto          exchange class means of features, of any models (arXiv 2105.00243)
+    FedMKT            teach each other by predictions on a pool, whatever the tokens (arXiv 2406.02224)
+    FedBiOT           train the outer blocks around an emulator of the middle ones (arXiv 2406.17706)
     IFCA              one adapter for each cluster, chosen by loss (arXiv 2006.04088)
     SLoRA             sparse fine-tuning first, then LoRA from its SVD (arXiv 2308.06522)
     SeFoRA            upload linear sketches of the products (arXiv 2608.10144); SeFoRAHo at one rank for all

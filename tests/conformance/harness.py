@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -32,8 +32,10 @@ from coterie.protocol import (
     Score,
     Server,
     Term,
+    Translate,
     Upload,
     Uploads,
+    Weights,
     as_adapters,
     copied,
     map_tensors,
@@ -58,6 +60,9 @@ def cards(
             examples=10 + 5 * index,
             scale=scale[name] if isinstance(scale, dict) else scale,
             layers=layers or LAYERS,
+            width=6,
+            classes=3,
+            pool=(8, 8),
         )
         for index, (name, rank) in enumerate(ranks.items())
     ]
@@ -74,6 +79,7 @@ class Outcome:
     payloads: dict[str, Any]
     fitted: dict[str, Model]
     memories: dict[str, dict[str, Any]]
+    chosen: dict[str, str | None]
 
 
 def server(number: int = 1, data: tuple[str, ...] = (), phase: str = "main") -> Server:
@@ -82,9 +88,11 @@ def server(number: int = 1, data: tuple[str, ...] = (), phase: str = "main") -> 
 
 
 def server_data(algorithm: Algorithm, members: list[Card]) -> tuple[str, ...]:
-    """The names of the data that the server is given: a reference's pools, or examples of three public tasks."""
+    """The names of the data that the server is given: a reference's pools, or examples with and without classes."""
+    if algorithm.traits.shares_data:
+        return ("pool",)
     if algorithm.traits.server_data:
-        return tuple(f"public/{task}" for task in "xyz")
+        return (*(f"public/{task}" for task in "xyz"), "unlabeled")
     return ("pooled", *sorted({f"pooled/{card.group}" for card in members})) if algorithm.traits.pools_data else ()
 
 
@@ -104,7 +112,7 @@ def play(
     data = server_data(algorithm, members)
     federation = Federation(tuple(sorted(members, key=lambda card: card.id)), 3, data)
     before = result_of(algorithm.start(federation, server(0, data)), {}) if state is None else state
-    downloads, bodies, payloads, fitted, kept = {}, {}, {}, {}, {}
+    downloads, bodies, payloads, fitted, kept, chosen = {}, {}, {}, {}, {}, {}
     alone = {one.name for one in algorithm.phases(3) if one.clients == "none"}
     taking_part = [] if phase in alone else members
     for card in taking_part:
@@ -118,14 +126,16 @@ def play(
         upload = result_of(algorithm.local(client, downloads[card.id]), seen, card.id, trained)
         assert isinstance(upload, Upload)
         payloads[card.id] = tamper(card.id, decode(encode(upload.payload)) if upload.payload is not None else None)
+        chosen[card.id] = upload.head_group if upload.payload is not None else None
         fitted |= {card.id: seen["model"]} if seen else {}
         kept[card.id] = memory.commit()
     share = weights or {card.id: 1.0 for card in members}
-    uploads = Uploads([Uploaded(card, payloads[card.id], share[card.id]) for card in taking_part])
+    uploads = Uploads([Uploaded(card, payloads[card.id], share[card.id], chosen[card.id]) for card in taking_part])
     made: dict[str, Model] = {}
-    after = result_of(algorithm.aggregate(before, uploads, server(number, data, phase)), made, "server", trained)
+    program = algorithm.aggregate(before, uploads, server(number, data, phase))
+    after = result_of(program, made, "server", trained, members)
     fitted |= {"server": made["model"]} if made else {}
-    return Outcome(after, before, downloads, bodies, payloads, fitted, kept)
+    return Outcome(after, before, downloads, bodies, payloads, fitted, kept, chosen)
 
 
 def schedule(algorithm: Algorithm, rounds: int) -> list[Phase]:
@@ -155,7 +165,13 @@ def main_round(algorithm: Algorithm, members: list[Card], trained: Trained, **op
     return play(algorithm, members, trained, number=number, **before, **options)
 
 
-def result_of(program: Any, seen: dict[str, Model], name: str = "server", trained: Trained | None = None) -> Any:
+def result_of(
+    program: Any,
+    seen: dict[str, Model],
+    name: str = "server",
+    trained: Trained | None = None,
+    members: Sequence[Card] = (),
+) -> Any:
     """Runs a program to its end, with the given factors as the answer to every Fit."""
     if not isinstance(program, Generator):
         return program
@@ -166,13 +182,15 @@ def result_of(program: Any, seen: dict[str, Model], name: str = "server", traine
         except StopIteration as stop:
             return stop.value
         answer = (
-            [_answer(one, seen, name, trained) for one in request]
+            [_answer(one, seen, name, trained, members) for one in request]
             if isinstance(request, list)
-            else _answer(request, seen, name, trained)
+            else _answer(request, seen, name, trained, members)
         )
 
 
-def _answer(request: Any, seen: dict[str, Model], name: str, trained: Trained | None) -> Any:
+def _answer(
+    request: Any, seen: dict[str, Model], name: str, trained: Trained | None, members: Sequence[Card] = ()
+) -> Any:
     if isinstance(request, Fit):
         assert trained is not None
         made = trained(name, request.initial).parameters
@@ -184,12 +202,33 @@ def _answer(request: Any, seen: dict[str, Model], name: str, trained: Trained | 
     if isinstance(request, Predict):
         drawn = root_key(4).fold(name, "features").normal((request.sample or 8, 6))
         rows = torch.arange(len(drawn))
-        return Predictions(drawn[:, :2], rows % 2, embeddings=drawn if request.features else None, examples=rows)
+        features = drawn if request.features else None
+        logits, ids = drawn[:, :2].sort(dim=1, descending=True)
+        if request.top_k is None:
+            logits, ids = drawn[:, :2], None
+        losses = drawn[:, 2].abs()
+        return Predictions(logits, rows % 2, ids, features, rows, classes=rows % 2, losses=losses)
+    if isinstance(request, Translate):
+        return request.said
     if isinstance(request, Gradient):
         return {
             part: root_key(4).fold(name, part).normal(tuple(v.shape)) for part, v in request.model.parameters.items()
         }
+    if isinstance(request, Weights):
+        return {layer: base_weight(members, layer, request.spec) for layer in request.names}
     raise AssertionError(f"the harness cannot answer {type(request).__name__}")
+
+
+def base_weight(members: Sequence[Card], layer: str, spec: str | None) -> Tensor | tuple[Tensor, Tensor]:
+    """W of a layer, or what the singular value decomposition makes of it at the inner rank that this spec has there."""
+    shape = next(card.layers[layer] for card in members if layer in card.layers)
+    W = root_key(6).fold(layer).normal((shape.d_out, shape.d_in))
+    held = next((card.layers[layer] for card in members if card.spec == spec), shape)
+    if spec is None or held.inner is None:
+        return W
+    U, S, Vh = torch.linalg.svd(W, full_matrices=False)
+    root = S[: held.inner].sqrt()
+    return U[:, : held.inner] * root, root[:, None] * Vh[: held.inner]
 
 
 def random_training(seed: int = 0, std: float = 1.0) -> Trained:

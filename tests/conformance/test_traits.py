@@ -30,7 +30,7 @@ from conformance.harness import (
 )
 from coterie.algorithms import METHODS, Algorithm
 from coterie.errors import ConfigError
-from coterie.protocol import Card, Federation, Layer, Sparse, map_nodes, map_tensors
+from coterie.protocol import Card, Federation, Layer, Sparse, TopLogits, map_nodes, map_tensors
 from coterie.protocol.messages import leaves
 from coterie.wire.codec import encode, size
 
@@ -58,7 +58,7 @@ def methods(deploying: bool = False) -> list[object]:
     """Every registered method; with deploying=True those that make a global model of what clients send."""
     made = {name: METHODS[name](**ITSELF.get(name, {})) for name in sorted(METHODS)}
     if deploying:
-        made = {name: algorithm for name, algorithm in made.items() if not algorithm.traits.pools_data}
+        made = {name: one for name, one in made.items() if not (one.traits.pools_data or one.traits.server_trains)}
         made = {name: one for name, one in made.items() if deployed(one, one_round(one)) is not None}
     return [pytest.param(algorithm, id=name) for name, algorithm in made.items()]
 
@@ -288,11 +288,13 @@ def test_payload_bytes_equal_the_methods_formula_in_layers_narrower_than_the_ran
 
 def beside_formula(algorithm: Algorithm, members: list[Card]) -> list[tuple[int, int]]:
     """What was sent and what the formula says, each way, of all clients and rounds of a run; nothing to the absent."""
-    asked, found = algorithm.in_federation(Federation(tuple(members), 3, server_data(algorithm, members))), []
+    federation = Federation(tuple(members), 3, server_data(algorithm, members))
+    asked, found = algorithm.in_federation(federation), []
     played = play_phases(algorithm, members, fading_training, rounds=3)
     for number, (one, phase) in enumerate(zip(played, schedule(algorithm, 3), strict=True), start=1):
         for card in members:
             formulas = [asked.bytes_of_round(layer, card, number, phase) for layer in card.layers.values()]
+            formulas.append(asked.bytes_apart(card, federation))
             sent = size(one.payloads.get(card.id)).payload, size(one.bodies.get(card.id)).payload
             found += zip(sent, map(sum, zip(*formulas, strict=True)), strict=True)
     return found
@@ -312,6 +314,7 @@ def test_uploads_hold_nothing_but_what_training_made(algorithm: Algorithm) -> No
     outcome = one_round(algorithm)
     for sent in outcome.payloads.values():
         payload = map_nodes(sent, Sparse, lambda sparse: sparse.values)
+        payload = map_nodes(payload, TopLogits, lambda said: (said.logits, said.losses))
         assert not any("head" in path or "classifier" in path for path, _ in leaves(payload))
         assert not any(isinstance(leaf, torch.Tensor) and not leaf.is_floating_point() for _, leaf in leaves(payload))
 
@@ -341,6 +344,7 @@ def test_data_are_pooled_exactly_as_declared(algorithm: Algorithm) -> None:
     """A reference trains at the server alone and says which data it lacks; a federation does neither."""
     outcome = one_round(algorithm)
     assert (set(outcome.fitted) == {"server"}) == algorithm.traits.pools_data
+    assert not algorithm.traits.server_trains or "server" in outcome.fitted
     assert all(phase.clients == "none" for phase in algorithm.phases(3)) == algorithm.traits.pools_data
     if algorithm.traits.pools_data:
         with pytest.raises(ConfigError, match="'pooled"):

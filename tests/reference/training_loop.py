@@ -7,11 +7,12 @@ from fnmatch import fnmatchcase
 
 import torch
 import torch.nn.functional as F
+from reference.dense_weak_to_strong import taught_loss
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from coterie.data.batches import plan
-from coterie.protocol import Fit
+from coterie.protocol import Fit, WeakToStrong
 from coterie.training.asks import Ask, TrainSettings
 
 
@@ -38,19 +39,17 @@ def train_alone(network: nn.Module, head: Mapping[str, Tensor], ask: Ask, settin
     )
     optimizer = torch_optimizer(list(trained.values()), settings)
     for number, planned in enumerate(batches):
-        batch = ask.data.batch(planned.indices, planned.pad_to)
         weights = dict(frozen) | {name: own[f"head.{name}"] for name in head}
         for layer, term in request.initial.terms["lora"].items():
             product = own[f"lora.{layer}.B"] @ own[f"lora.{layer}.A"]
             # A Conv1D stores its weight transposed.
             addend = product.mT if type(network.get_submodule(layer)).__name__ == "Conv1D" else product
             weights[f"{layer}.weight"] = frozen[f"{layer}.weight"] + term.scale * addend
-        labels = batch.pop("labels")
-        logits = functional_call(network, weights, kwargs=batch).logits
-        if labels.dim() == 2:  # a language model: the mean over all labelled tokens, each predicted by those before
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        if isinstance(request.loss, WeakToStrong):
+            progress = number / len(batches)
+            loss = taught_loss(network, weights, ask.data, planned.indices.tolist(), request.loss, progress)
         else:
-            loss = F.cross_entropy(logits, labels)
+            loss = _task_loss(network, weights, ask.data.batch(planned.indices, planned.pad_to))
         for penalty in request.penalties:
             for layer, reference in penalty.reference.items():
                 difference = own[f"lora.{layer}.B"] @ own[f"lora.{layer}.A"] - reference.B @ reference.A
@@ -63,6 +62,15 @@ def train_alone(network: nn.Module, head: Mapping[str, Tensor], ask: Ask, settin
             group["lr"] = scheduled(settings, number, len(batches))
         optimizer.step()
     return {name: value.detach() for name, value in own.items()}
+
+
+def _task_loss(network: nn.Module, weights: Mapping[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """The mean over all labels: an example's class, or each labelled token, predicted by those before."""
+    labels = batch.pop("labels")
+    logits = functional_call(network, dict(weights), kwargs=batch).logits
+    if labels.dim() == 2:
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+    return F.cross_entropy(logits, labels)
 
 
 def torch_optimizer(parameters: list[Tensor], settings: TrainSettings) -> torch.optim.Optimizer:

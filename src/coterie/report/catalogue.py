@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from coterie.algorithms import Algorithm
 from coterie.protocol import Card, Federation, Layer
 
-LAYER, RANK, CLIENTS, TASKS = Layer(768, 768), 8, 10, 6
-"""What sizes are told for: one layer, of ten clients with one rank, in fp32; public data of six tasks."""
+LAYER, RANK, CLIENTS, TASKS, CLASSES, POOL = Layer(768, 768), 8, 10, 6, 4, (100, 200)
+"""What sizes are told for: one layer, of ten clients with one rank, in fp32; public data of six tasks; four classes; a
+pool of a hundred examples with two labels each."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,15 @@ def catalogue(methods: Mapping[str, type[Algorithm]]) -> list[Facts]:
 def facts(name: str, kind: type[Algorithm]) -> Facts:
     """The facts of one method with its default options."""
     traits = kind.traits
-    cards = tuple(Card(f"{number:02d}", RANK, 1, 1.0, {"layer": LAYER}, RANK) for number in range(CLIENTS))
+    layers = {"layer": LAYER}
+    cards = tuple(
+        Card(f"{number:02d}", RANK, 1, 1.0, layers, RANK, width=LAYER.d_out, classes=CLASSES, pool=POOL)
+        for number in range(CLIENTS)
+    )
     public = tuple(f"public/{number}" for number in range(TASKS)) if traits.server_data else ()
-    method = kind().in_federation(Federation(cards, rounds=10, server_data=public))
+    federation = Federation(cards, rounds=10, server_data=public)
+    method = kind().in_federation(federation)
+    up, down = method.bytes_apart(cards[0], federation)
     return Facts(
         name=name,
         title=traits.title,
@@ -50,8 +57,8 @@ def facts(name: str, kind: type[Algorithm]) -> Facts:
         linear="yes" if traits.linear_upload else "no",
         up=traits.up,
         down=traits.down,
-        bytes_up=method.bytes_up(LAYER, cards[0]),
-        bytes_down=method.bytes_down(LAYER, cards[0]),
+        bytes_up=method.bytes_up(LAYER, cards[0]) + up,
+        bytes_down=method.bytes_down(LAYER, cards[0]) + down,
     )
 
 
@@ -60,6 +67,8 @@ def deployed(kind: type[Algorithm]) -> str:
     traits = kind.traits
     if traits.pools_data:
         return "trained on all data"
+    if traits.server_trains:
+        return "trained at the server"
     if traits.up == "nothing":
         return "nothing"
     if traits.exact:

@@ -44,6 +44,7 @@ KINDS = {
     "head": Part("heads", "p1"),
     "base": Part("base changes", "p3"),
     "setup": Part("set-up", "p4"),
+    "data": Part("clients' data", "p2"),
 }
 EVALUATION = "evaluation"
 SPENT = {
