@@ -3,6 +3,10 @@
 One square layer size, some layers, forty clients of rank 16 (`python benchmarks/server.py --all`). Timed is `aggregate`
 alone, from uploads as they arrived to the new state, in a main round that the engine played with training stood in for.
 
+FedSLM's clients have the layers cut to 0.4 or 0.6 of their parameters, or whole; what it does once, after the last
+round, is not timed. FedBiOT's adapter is in all layers, as in the outer blocks of a model, and FedProto's means are of
+four classes and of features as wide as a layer. Where the server trains or predicts in a round, that is told instead.
+
 The engine's check of what arrives (shapes, finiteness) comes before and is not counted.
 
 The bound is the larger of two times. Bytes: what was uploaded is read once and what is new in the state is written
@@ -60,6 +64,7 @@ SKINNY = "narrow matrices"
 SPREAD = "sparse uploads"
 PLACED = "gather, weigh"
 INDEXED = "rows by index"
+CALLS = "many short means"
 LAPACK = "LAPACK"
 SWEEPS = "sweeps"
 REASONS = {
@@ -68,6 +73,8 @@ REASONS = {
     SKINNY: "products, QR and solves with 16 to 48 columns run at a fifth to a half of the rate of a square product",
     SPREAD: "eighty sparse tensors a layer are spread out one by one before dense products",
     PLACED: "what is new is as large as what came: it is put in place, and weighted in a pass of its own",
+    CALLS: "means of features are short and few, and looking them up by client and class takes longer than adding "
+    "them; of features sixteen times as wide they came at the rate of the last ratio",
     LAPACK: "QR and eigenvectors run at a third of the rate of a square product; QR of both stacks and an SVD took "
     "half as long again",
     SWEEPS: "each of forty half sweeps reads 10 MB of Gram matrices anew, which are not counted as bytes",
@@ -157,6 +164,7 @@ FAMILIES: dict[str, Family] = {
     "fedpa-lora-gradient": BEST,
     "fedpa-lora-loss": BEST,
     "fedpa-overwritten": BEST,
+    "fedproto": Family("means by class", "2 N e", mean, f"{CALLS}; {PASSES}"),
     "fedsrd": Family("best rank r of dense pairs", "best rank's", spectral, LAPACK),
     "fedsrd-e": Family(
         "one factor of the mean",

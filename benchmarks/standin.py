@@ -169,7 +169,9 @@ class Watched(InProcess):
         self, progress: Progress, answered: dict[str, Visit], weights: dict[str, float], number: int, phase: Phase
     ) -> Any:
         def kept(after: Any) -> Round:
-            uploads = Uploads([Uploaded(self.cards[name], v.payload, weights[name]) for name, v in answered.items()])
+            uploads = Uploads(
+                [Uploaded(self.cards[name], v.payload, weights[name], v.head_group) for name, v in answered.items()]
+            )
             downloads = {name: visit.download for name, visit in answered.items()}
             fitted = {name: v.party.fits[-1][1].model for name, v in answered.items() if v.party.fits}
             server = self._server(number, phase.name)
