@@ -54,6 +54,12 @@ def test_no_weight_ever_travels_and_a_prototype_has_the_size_of_a_feature() -> N
         assert size(payload).payload == 2 * 6 * 4 and size(outcome.bodies[name]).payload == 0
 
 
+@pytest.mark.parametrize("by_count", [False, True])
+def test_how_many_examples_a_class_has_leaves_a_client_only_where_it_weighs(by_count: bool) -> None:
+    outcome = play(FedProto(by_count=by_count), cards({"a": 1, "b": 4}), random_training())
+    assert all((set(sent.counts) != {1}) == by_count for sent in outcome.payloads.values())
+
+
 def test_the_first_round_is_plain_training_and_later_ones_draw_features_to_prototypes() -> None:
     """Bit for bit: no prototypes, no penalty; with lambda = 0 all rounds are."""
     plain = [one.metrics["train"]["losses"] for one in rounds_of(world(LocalOnly()))]

@@ -12,10 +12,12 @@ Up: K logits and ids for each label of the pool, E losses: 8 K n + 4 E bytes wha
 server, in its tokens; once, a seed. The pool is given by the clients themselves, a part of their examples each
 (server_data.pool; 20 % in FedSLM): it leaves them as data, and the ledger books it so. Models never travel, unless
 clients with one base model share their mean adapter (`average`): r (m + n) a layer, each way.
-Deviations: the clients' turn to distil stands at the beginning of their next round, which is the same order; a closing
-phase has the last one. Losses are compared in fp32 and the distillation is over answers' tokens, where the code has
-bfloat16 and counts prompts too. FedSLM does not say which term its 0.9 weights; as in the code, the labels'. Beyond the
-K logits a source counts as saying nothing. Heads of classifiers stay at home, and the server's stays what it was drawn.
+Deviations: along an alignment, edits are counted in parts of the longer token, lest a piece of a word stand beside a
+short neighbour. The clients' turn to distil stands at the beginning of their next round, which is the same order; a
+closing phase has the last one. Losses are compared in fp32 and the distillation is over answers' tokens, where the code
+has bfloat16 and counts prompts too. FedSLM does not say which term its 0.9 weights; as in the code, the labels'. Beyond
+the K logits a source counts as saying nothing. Heads of classifiers stay at home, and the server's stays what it was
+drawn.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ FedProto, arXiv 2105.00243, Algorithm 1, and its released code. Models are never
 adapter on cross-entropy plus lambda times the mean squared difference between an example's feature and the global
 prototype of its class; a prototype is the mean feature of a class, the global one the mean over the clients that hold
 the class. Classes without a global prototype add nothing, so the first round is plain training.
-Up: the prototypes of the client's own C_i classes, C_i d scalars whatever the layers; their names and counts are plain
-numbers. Down: the global prototypes, C d; once, a seed.
+Up: the prototypes of the client's own C_i classes, C_i d scalars whatever the layers; their names are plain numbers. So
+is how many examples each has, which is sent with `by_count` alone. Down: the global prototypes, C d; once, a seed.
 Deviations: clients count equally for a class, as in the code; the paper's weights by examples are `by_count`. Means
 come from a pass after training, without dropout; the code averages what the last epoch's steps saw (`literal`). For
 language models, where the method has no form of its own, the class is the option that is the answer, and the feature
@@ -136,7 +136,8 @@ class FedProto(Algorithm):
             seen = yield Predict(fitted.model, "train", top_k=1, features=True)
             chosen = [input_features(rows, seen.examples) for rows in (seen.embeddings, seen.classes)]
             found = ClassMeans.of(*chosen)  # C_i^(j), the mean of f_i over the examples of class j
-        return Upload(replace(found, means=placed(found.means, download.space)))
+        counts = found.counts if self.by_count else (1,) * len(found.classes)  # private unless they weigh
+        return Upload(replace(found, means=placed(found.means, download.space), counts=counts))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         made = dict(state.prototypes)  # a class that nobody holds this time keeps its prototype

@@ -37,6 +37,9 @@ class Students:
         for form, alpha in self.all_students().values():
             if not 0 <= alpha <= 1:
                 raise ValueError(f"alpha of {form} must lie between 0 and 1, not {alpha:g}")
+        given = {(self.form, self.alpha), *self.beside}
+        if len(self.all_students()) < len(given):
+            raise ValueError(f"alphas of students must differ in six digits, not as in {sorted(given)}")
         numbers = (self.epochs, self.student_rank, self.student_alpha, self.student_lr)
         if not all(0 < number < math.inf for number in numbers):
             raise ValueError("epochs, student_rank, student_alpha and student_lr must be positive and finite")

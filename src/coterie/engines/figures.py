@@ -109,6 +109,7 @@ def validation_figures(scores: Mapping[str, Score]) -> Figures | None:
 
 
 def by_client(scores: Mapping[str, Score]) -> Figures:
+    """Accuracy and score of each client, and of the scores mean, worst_50 and worst_25."""
     judged = {name: score.score for name, score in scores.items()}
     accuracy = {name: score.accuracy for name, score in scores.items()}
     return {"accuracy": accuracy, "score": judged, **(spread(judged) if judged else {})}

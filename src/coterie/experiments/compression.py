@@ -24,7 +24,8 @@ from coterie.data.tasks import Images, load_task
 from coterie.errors import ConfigError, DataError, ModelError, nearest
 from coterie.experiments.bases import model_place
 from coterie.maths.keys import root_key
-from coterie.models.loading import is_language_network, load_whole
+from coterie.models.language import is_language_network
+from coterie.models.loading import load_whole
 from coterie.models.targets import select_layers
 from coterie.models.vision import Vision
 from coterie.models.weights import cast, plain_weight

@@ -29,7 +29,8 @@ from coterie.experiments.compression import (
     windows_for,
 )
 from coterie.experiments.config import CompressionSection
-from coterie.models.loading import is_language_network, load_whole
+from coterie.models.language import is_language_network
+from coterie.models.loading import load_whole
 from coterie.models.targets import select_layers
 from coterie.models.weights import digest
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coterie.algorithms import Algorithm
-from coterie.protocol import Card, Federation, Layer
+from coterie.protocol import Card, Federation, Layer, Traits
 
 LAYER, RANK, CLIENTS, TASKS, CLASSES, POOL = Layer(768, 768), 8, 10, 6, 4, (100, 200)
 """What sizes are told for: one layer, of ten clients with one rank, in fp32; public data of six tasks; four classes; a
@@ -47,29 +47,32 @@ def facts(name: str, kind: type[Algorithm]) -> Facts:
     federation = Federation(cards, rounds=10, server_data=public)
     method = kind().in_federation(federation)
     up, down = method.bytes_apart(cards[0], federation)
+    of_layer = method.bytes_up(LAYER, cards[0])
     return Facts(
         name=name,
         title=traits.title,
         paper=traits.paper,
         ranks=traits.ranks,
         model="reference" if traits.pools_data else "personal" if traits.personal else "global",
-        deployed=deployed(kind),
+        deployed=deployed(traits, of_layer),
         linear="yes" if traits.linear_upload else "no",
         up=traits.up,
         down=traits.down,
-        bytes_up=method.bytes_up(LAYER, cards[0]) + up,
+        bytes_up=of_layer + up,
         bytes_down=method.bytes_down(LAYER, cards[0]) + down,
     )
 
 
-def deployed(kind: type[Algorithm]) -> str:
-    """How what the server deploys stands to the weighted sum of the clients' products, in words."""
-    traits = kind.traits
+def deployed(traits: Traits, of_layer: int) -> str:
+    """How what the server deploys stands to the weighted sum of the clients' products, in words.
+
+    of_layer: the bytes that a client sends of a layer; where it sends none, there is nothing to deploy.
+    """
     if traits.pools_data:
         return "trained on all data"
     if traits.server_trains:
         return "trained at the server"
-    if traits.up == "nothing":
+    if not of_layer:
         return "nothing"
     if traits.exact:
         return "equal"

@@ -84,6 +84,7 @@ _FORBIDDEN = (
 
 
 def main() -> None:
+    """Reads an order from standard input, locks this process, runs the program, and writes what came of it."""
     order = json.loads(sys.stdin.buffer.read())
     report = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)

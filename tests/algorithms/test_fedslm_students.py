@@ -1,0 +1,64 @@
+"""FedSLM's students: what teaches them, from where they start, which is deployed, what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from algorithms.fedslm_worlds import W, factors, taught
+from coterie.algorithms import FedSLM
+from coterie.algorithms.fedslm_students import Form
+from coterie.protocol import (
+    Dense,
+    Predict,
+    WeakToStrong,
+)
+
+
+def test_the_fused_model_teaches_students_that_all_start_alike_and_the_first_is_deployed() -> None:
+    others: tuple[tuple[Form, float], ...] = (("entropy", 0.5), ("confidence", 0.25))
+    method = FedSLM(form="confidence", alpha=0.25, beside=others, epochs=3, student_lr=0.5)
+    logits = torch.tensor([[0.0, 1.0, -torch.inf], [2.0, 0.0, 1.0]])
+    state, asked = taught(method, logits)
+    teacher, *fits = asked
+    assert isinstance(teacher, Predict) and teacher.data == "unlabeled"
+    expected = 0.5 * torch.mm(*factors(3)) + 0.5 * W - W
+    assert torch.allclose(teacher.model["delta"]["up_proj"].W.double(), expected, atol=1e-6)
+    assert [(fit.loss.form, fit.loss.alpha) for fit in fits] == [("confidence", 0.25), ("entropy", 0.5)]
+    for fit in fits:
+        assert isinstance(fit.loss, WeakToStrong) and torch.allclose(fit.loss.targets, logits.softmax(dim=-1))
+        assert (fit.data, fit.epochs, fit.head, fit.lr_scale) == ("unlabeled", 3, False, {"lora.*": 0.5})
+        assert all(torch.equal(fit.initial.parameters[n], v) for n, v in fits[0].initial.parameters.items())
+        assert fit.initial["lora"]["up_proj"].rank == 16 and fit.initial["lora"]["up_proj"].scale == 2.0
+    deployed = method.global_model(state)
+    assert deployed is not None and deployed["lora"]["up_proj"] is state.students["confidence-0.25"]["up_proj"]
+    further = method.further_global_models(state)
+    assert list(further) == ["weak", "entropy-0.5"]
+    assert torch.equal(further["entropy-0.5"]["lora"]["up_proj"].A, fits[1].initial["lora"]["up_proj"].A + 3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alpha": 1.5},
+        {"alpha": math.nan},
+        {"beside": (("entropy", -0.1),)},
+        {"beside": (("entropy", 0.5 + 1e-9),)},
+        {"epochs": 0},
+        {"student_lr": 0},
+        {"student_lr": math.inf},
+        {"student_alpha": math.nan},
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        FedSLM(**options)
+
+
+def test_the_state_of_a_run_holds_what_is_deployed_and_the_teacher_but_no_factors_of_bases() -> None:
+    state, _ = taught(FedSLM(), torch.zeros(2, 2))
+    assert isinstance(state.weak["up_proj"], Dense) and list(state.students) == ["entropy-0.5"]
+    assert set(state.groups.cores["ratio-3"]["up_proj"].shape) == {3}
