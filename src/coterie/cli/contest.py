@@ -94,7 +94,8 @@ def read_contest(place: Path) -> Contest:
     try:
         made = Contest(**yaml.safe_load(place.read_text(encoding="utf-8")))
     except (OSError, yaml.YAMLError, TypeError) as error:
-        raise ConfigError(f"{place}: cannot be read ({error})") from error
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ConfigError(f"{place}: cannot be read ({reason})") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
