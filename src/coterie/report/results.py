@@ -11,6 +11,7 @@ from coterie.report.colours import series
 from coterie.report.drawing import MARKERS, MARKS, Table, marker
 from coterie.report.groups import Group
 from coterie.report.html import Html, element, joined
+from coterie.report.models import models_table
 from coterie.report.numbers import duration, figure, percent, size
 from coterie.report.reading import at, number
 
@@ -41,7 +42,18 @@ COLUMNS = (
 
 def results(groups: Sequence[Group], comparison: Mapping[str, Any]) -> Html:
     """What came out. comparison: the content of comparison.json, if there is one."""
-    return _key_figures(groups[0]) if len(groups) == 1 else joined(_methods(groups), _reached(groups, comparison))
+    shown = [_key_figures(groups[0])] if len(groups) == 1 else [_methods(groups), _reached(groups, comparison)]
+    return joined(*shown, *(_models(group, len(groups) > 1) for group in groups))
+
+
+def _models(group: Group, named: bool) -> Html | None:
+    """All models of a method that has several, with what each scores."""
+    found = models_table(group)
+    if found is None:
+        return None
+    name = f"Models of {group.label}" if named else "Its models"
+    heading = element("h4", f"{name}: {words.metric_name(group.runs[0])}")
+    return element("div", heading, table(found, name), style="margin-top:28px")
 
 
 def _key_figures(group: Group) -> Html:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from coterie.report.catalogue import LAYER, RANK, Facts
+from coterie.report.models import further_models
 from coterie.report.numbers import decimal, duration, percent, size
+from coterie.report.reading import at, number
 
 if TYPE_CHECKING:
     from coterie.assets import Row
@@ -31,6 +33,7 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         ("  worst half of clients", percent(shares.get("worst_50"))),
         ("  worst quarter of clients", percent(shares.get("worst_25"))),
         (f"clients' own models, pooled test, mean, {unit}", percent((own.get("pooled") or {}).get("score"))),
+        *((f"{called}, pooled test, {unit}", _pooled(summary, place)) for called, place in further_models(summary)),
         (f"what is deployed, validation shares, {unit}", percent(validation.get("score"))),
         ("training loss, last round", decimal(summary["loss"])),
         ("lost in aggregation (relative, mean of rounds)", decimal(summary["mismatch"])),
@@ -41,6 +44,10 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def _pooled(summary: Mapping[str, Any], place: Sequence[str]) -> str:
+    return percent(number(at(summary, *place, "pooled", "score")))
 
 
 def methods_table(found: Sequence[Facts]) -> Table:
