@@ -13,8 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"]}
 
 
-def write_decoder(folder: Path, kind: str, width: int = 32) -> Path:
-    """A random LLaMA or GPT-2 of two layers; its tokeniser has an end token and none for padding."""
+def write_decoder(folder: Path, kind: str, width: int = 32, layers: int = 2) -> Path:
+    """A random LLaMA or GPT-2; its tokeniser has an end token and none for padding."""
     sizes: dict[str, Any] = {"vocab_size": 80, "initializer_range": 0.2}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -22,12 +22,12 @@ def write_decoder(folder: Path, kind: str, width: int = 32) -> Path:
             shape = {
                 "hidden_size": width,
                 "intermediate_size": 2 * width,
-                "num_hidden_layers": 2,
+                "num_hidden_layers": layers,
                 "num_attention_heads": 2,
             }
             network: Any = LlamaForCausalLM(LlamaConfig(**shape, **sizes))
         else:
-            network = GPT2LMHeadModel(GPT2Config(n_embd=width, n_layer=2, n_head=2, n_positions=64, **sizes))
+            network = GPT2LMHeadModel(GPT2Config(n_embd=width, n_layer=layers, n_head=2, n_positions=64, **sizes))
     network.save_pretrained(folder)
     write_tokenizer(folder, eos_token="<end>")
     return folder

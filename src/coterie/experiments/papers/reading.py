@@ -62,7 +62,8 @@ def finished_runs(folder: Path, method: str, seeds: Sequence[int]) -> list[Finis
 def of_model(run: Finished, model: str) -> Finished:
     """The run as if this one of its models were the deployed one; see `Row.model`.
 
-    Of personal/bases/<name> the training loss is that of the clients with this base model; others have none.
+    The training loss of `personal` is that of all clients, of personal/bases/<name> that of the clients with this base
+    model; others have none.
     """
     if not model:
         return run
@@ -71,7 +72,13 @@ def of_model(run: Finished, model: str) -> Finished:
         found = (found or {}).get(key)
     spec = model.removeprefix("personal/bases/") if model.startswith("personal/bases/") else None
     metrics = [
-        {**line, "global": None, "train": {"loss": (line["train"].get("bases") or {}).get(spec)}}
+        {
+            **line,
+            "global": None,
+            "train": {
+                "loss": line["train"]["loss"] if model == "personal" else (line["train"].get("bases") or {}).get(spec)
+            },
+        }
         for line in run.metrics
     ]
     return replace(run, summary={**run.summary, "global": found, "personal": None}, metrics=metrics)
