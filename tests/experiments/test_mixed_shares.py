@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from coterie.errors import ConfigError, DataError
 from coterie.experiments.build import Built, build
 from coterie.experiments.compare import VALIDATION_FRACTION, _validation_share
 from coterie.experiments.config import Config, dump, load, parse
+from coterie.experiments.papers.reading import FIGURES, Finished
 from coterie.experiments.runs import grounded, load_checkpoint, run
 from coterie.experiments.shares import Shares, chosen_task, share_out
+from coterie.experiments.summary import part_majorities
 from coterie.maths.apportion import largest_remainder
 from coterie.maths.keys import root_key
 from coterie.protocol import Evaluate, Model
@@ -352,6 +355,25 @@ def test_scores_are_told_by_client_and_by_part(files: dict[str, Any], tmp_path: 
             mean = sum(own[part] * score for part, score in scores.items() if score is not None) / 12
             assert found["clients"]["score"][client] == pytest.approx(mean)
     assert summary["validation"]["examples"] == 16
+    assert sorted(summary["task"]["majority"]) == ["offices", "shops", "wards"]
+
+
+def test_each_part_has_a_majority_of_its_own() -> None:
+    made = task([4, 4, 4], [3, 6, 1])  # of three examples two are of one class
+    assert part_majorities(made) == {"a": pytest.approx(2 / 3), "b": 0.5, "c": 1.0}
+    assert part_majorities(replace(made, parts={})) == {}
+
+
+def test_the_least_lead_is_that_of_the_worst_part() -> None:
+    def pick(parts: dict[str, Any], majority: dict[str, float]) -> float | None:
+        summary = {"personal": {"parts": parts}, "task": {"majority": majority}}
+        return FIGURES["least_lead"].pick(
+            Finished(parse({"method": "fedit", "task": {"name": "movie"}}), summary, [], {}), ""
+        )
+
+    own = {"a": {"mean": 0.9}, "b": {"mean": 0.7}, "c": {"mean": None}}
+    assert pick(own, {"a": 0.8, "b": 0.5, "c": 0.5}) == pytest.approx(0.1)
+    assert pick(own, {}) is None and pick({}, {"a": 0.8}) is None
 
 
 @pytest.mark.parametrize("weights", [None, [{"wards": 1}, [1, 0, 0], [0.5, 0.5, 0], [0, 0, 1]]])

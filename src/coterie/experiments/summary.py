@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from coterie.data.tasks import Task
 from coterie.experiments.build import Built
 from coterie.experiments.config import Config
 from coterie.wire.ledger import Ledger, Totals
@@ -20,8 +23,9 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of summary.json.
 
-    metric is the name of what is called score; accuracies are shares of one; mismatches are means over the rounds that
-    have them; bytes are of whole messages, evaluation traffic apart, set-up included; seconds are sums over rounds.
+    metric is the name of what is called score; accuracies are shares of one, task.majority of each part of a mixture;
+    mismatches are means over the rounds that have them; bytes are of whole messages, evaluation traffic apart, set-up
+    included; seconds are sums over rounds.
     """
     traits = built.setting.algorithm.traits
     last = metrics[-1]
@@ -38,6 +42,7 @@ def summarise(
             "test": len(built.task.test),
             "source": built.task.source,
             "notes": list(built.task.notes),
+            "majority": part_majorities(built.task),
         },
         "metric": built.task.metrics[0],
         "majority": built.majority,
@@ -54,6 +59,15 @@ def summarise(
         "bytes": _bytes(ledger, len(built.setting.sites)),
         "seconds": _seconds(timing),
     }
+
+
+def part_majorities(task: Task) -> dict[str, float]:
+    """Of a task of several, what always answering its most frequent class scores on each one's test examples."""
+    if task.kind == "instructions" or task.test.groups is None:
+        return {}
+    groups = np.asarray(task.test.groups)
+    own = {part: task.test.labels[groups == part] for part in task.parts}
+    return {part: float(np.bincount(labels).max() / len(labels)) for part, labels in own.items() if len(labels)}
 
 
 def _mean(values: Any) -> float | None:

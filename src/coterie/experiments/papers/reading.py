@@ -204,6 +204,13 @@ def _benchmarks(run: Finished, layer: str) -> float | None:
     return sum(found) / len(found) if found else None
 
 
+def _least_lead(run: Finished, layer: str) -> float | None:
+    """By how much the own tests of the task that went worst are above always answering its most frequent class."""
+    parts, base = (run.summary["personal"] or {}).get("parts") or {}, run.summary["task"].get("majority") or {}
+    leads = [own["mean"] - base[part] for part, own in parts.items() if own.get("mean") is not None and part in base]
+    return min(leads, default=None)
+
+
 def _nowhere(run: Finished, layer: str) -> float | None:
     return None
 
@@ -226,6 +233,7 @@ FIGURES: dict[str, Figure] = {
     "own": Figure("clients' own tests, mean over clients, %", "percent", _at("personal", "clients", "mean")),
     "worst_50": Figure("own tests, lowest half of clients, %", "percent", _at("personal", "clients", "worst_50")),
     "worst_25": Figure("own tests, lowest quarter, %", "percent", _at("personal", "clients", "worst_25")),
+    "least_lead": Figure("least lead of any task over its most frequent class, own tests, %", "percent", _least_lead),
     "pooled": Figure("global model, pooled test, %", "percent", _at("global", "pooled", "accuracy")),
     "majority_own": Figure("always the own most frequent class, %", "percent", _at("majority", "own")),
     "majority_pooled": Figure("always the most frequent class, %", "percent", _at("majority", "pooled")),
