@@ -90,9 +90,13 @@ def test_every_run_of_every_scale_has_settings_that_can_be_meant(name: str, scal
                 assert not isinstance(made, RankUpdate) or made.update_every in (None, config.rounds // 5)
                 continue
             if name.startswith("fedslm"):
-                assert (config.federation.weights, config.clients.count, config.clients.ranks) == ("examples", 10, 16)
-                assert [config.clients.ratios.count(ratio) for ratio in (0.4, 0.6, "full")] == [3, 4, 3]
-                assert (method == "fedslm") == (config.federation.only is None)
+                rank = 8 if method == "fedmkt" else 16
+                assert (config.federation.weights, config.clients.count, config.clients.ranks) == ("examples", 10, rank)
+                assert config.lora.alpha == 2 * rank
+                told = config.clients.ratios and [config.clients.ratios.count(ratio) for ratio in (0.4, 0.6, "full")]
+                assert told == (None if method == "fedbiot" else [3, 4, 3])
+                of_unequal_models = method in ("fedslm", "fedmkt", "fedproto", "fedbiot")
+                assert of_unequal_models == (config.federation.only is None)
                 continue
             if name.startswith("fedsee"):
                 assert (config.federation.head, config.federation.weights) == ("frozen", "uniform")
