@@ -18,7 +18,8 @@ from coterie.compress.folder import WEIGHTS, read_notes
 from coterie.compress.text import calibration_and_held_out, last_states, perplexity, windows_of
 from coterie.data.tasks import load_task
 from coterie.errors import ConfigError, DataError, ModelError, RunError
-from coterie.experiments.compression import Calibration, compress_model, read_texts
+from coterie.experiments.calibrating import Calibration
+from coterie.experiments.compression import compress_model, read_texts
 from coterie.maths.keys import root_key
 from coterie.models.loading import load_whole
 

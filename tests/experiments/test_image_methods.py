@@ -47,8 +47,8 @@ def test_a_method_plays_on_images(method: str, world: dict[str, Any], tmp_path: 
     few = [min(rank, 8) for rank in ranks] if isinstance(ranks, list) else min(ranks, 8)
     held = {**kept.get("clients", {}), "count": 4, "ranks": few}
     settings = {**world, **kept, "clients": held}
-    if METHODS[method].traits.server_data:
-        settings["server_data"] = {"public": 8}
+    if needed := METHODS[method].traits.server_data:
+        settings["server_data"] = {needed: 8}
     result = run(parse(settings), tmp_path / "run")
     phases = algorithm(result.config.method, result.config.options).phases(1)
     assert result.summary["rounds"] == sum(phase.rounds for phase in phases)

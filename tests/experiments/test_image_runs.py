@@ -16,7 +16,8 @@ from coterie.data.tasks import LOADERS
 from coterie.data.tasks.images import image_folder
 from coterie.errors import CoterieError
 from coterie.experiments.build import build
-from coterie.experiments.compression import Calibration, compress_model
+from coterie.experiments.calibrating import Calibration
+from coterie.experiments.compression import compress_model
 from coterie.experiments.config import parse
 from coterie.experiments.exports import export
 
@@ -73,6 +74,27 @@ def test_a_merged_export_answers_alike_at_the_size_of_training(
     fresh = [picture(label, 700 + label, 30) for label in range(3)]
     assert whole.base.vision is not None and whole.base.vision.size == 6 * PATCH == adapted.base.vision.size  # type: ignore[union-attr]
     assert torch.allclose(whole.logits(fresh), adapted.logits(fresh), atol=1e-4) and whole.labels == CLASSES
+
+
+def test_an_exported_adapter_keeps_that_it_is_of_images(base: Path, shots: dict[str, Any], tmp_path: Path) -> None:
+    config = raw(base, shots, rounds=1, model={"base": str(base), "image_size": 6 * PATCH})
+    coterie.run(config, folder=tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "adapter")
+    fresh = [picture(label, 800 + label) for label in range(3)]
+    found = [coterie.load(place).logits(fresh) for place in (tmp_path / "run", tmp_path / "adapter")]
+    assert torch.equal(found[0], found[1])
+
+
+def test_a_pool_of_images_is_counted_in_the_bytes_of_their_files(
+    base: Path, shots: dict[str, Any], tmp_path: Path
+) -> None:
+    config = raw(base, shots, rounds=1, method="fedmkt", options={"top_k": 3}, server_data={"pool": 0.25})
+    result = coterie.run(config, folder=tmp_path / "run")
+    assert result.summary["failures"] == 0 and result.summary["personal"]["clients"]["mean"] > 0.3
+    built = build(parse(config))
+    sizes = [len(file) for file in built.task.train.pictures]  # type: ignore[union-attr]
+    count = len(built.setting.sites["00"].data["pool"])
+    assert count * min(sizes) <= sum(built.setting.given.values()) <= count * max(sizes)
 
 
 def test_images_do_not_suit_a_model_of_texts_nor_texts_one_of_images(

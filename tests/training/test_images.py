@@ -14,7 +14,7 @@ from reference.vision import SIDE, picture, write_image_model, write_seeing_mode
 from coterie.data.images import ImageSet, image_set
 from coterie.data.sequences import tokenise_sequences
 from coterie.errors import ModelError
-from coterie.experiments.bases import shown
+from coterie.experiments.bases import images_for, shown, sight_for
 from coterie.maths.keys import root_key
 from coterie.models.image_bases import load_image_base, load_seeing_language_base
 from coterie.models.loading import Base
@@ -70,16 +70,20 @@ def test_a_stack_of_clients_ends_with_the_bits_of_each_alone(base: Base) -> None
         assert torch.equal(found.head["classifier.weight"], alone.head["classifier.weight"])
 
 
-def test_questions_about_images_have_the_same_bits_in_a_stack_as_alone(tmp_path: Path) -> None:
-    seeing = load_seeing_language_base(write_seeing_model(tmp_path), targets="all-linear")
+@pytest.mark.parametrize("tiles", [False, True], ids=["one-size", "tiles"])
+def test_questions_about_images_have_the_same_bits_in_a_stack_as_alone(tmp_path: Path, tiles: bool) -> None:
+    everything = r"model\.(language_model|vision_tower)\..*"
+    seeing = load_seeing_language_base(write_seeing_model(tmp_path, tiles=tiles), targets=everything)
     task_of = ("is the film good", " yes", " no")
     asks = []
     for client in range(2):
         numbers = range(20 * client, 20 * client + 10)
         answers = [task_of[1 + number % 2] for number in numbers]
         data = tokenise_sequences([task_of[0]] * len(numbers), answers, seeing.tokenizer, 64)
-        pictures = [picture(number % 2, number) for number in numbers]
-        shown_data = shown(data, pictures, torch.arange(len(numbers)), seeing)
+        # In the first client's batches all images are squares, in the other's they have several shapes.
+        pictures = [picture(number % 2, number, wide=SIDE + number // 20 * (number % 3) * SIDE) for number in numbers]
+        images = images_for(pictures, sight_for(seeing))
+        shown_data = shown(data, images, torch.arange(len(numbers)), seeing)
         model = adapter(seeing, client)
         asks.append(Ask(f"c{client}", Fit(model), "base", None, shown_data, root_key(9).fold(client)))
     together = fit(seeing, asks, SETTINGS, Plan(clients_per_step=2, padding_rank=2))

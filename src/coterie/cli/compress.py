@@ -52,7 +52,8 @@ def compress(
     """
     from rich.console import Console
 
-    from coterie.experiments.compression import Calibration, compress_model, compressor
+    from coterie.experiments.calibrating import Calibration
+    from coterie.experiments.compression import compress_model, compressor
     from coterie.experiments.config import parse_override
 
     chosen = {".".join(key): value for key, value in map(parse_override, options or [])}

@@ -19,6 +19,9 @@ from coterie.protocol.parties import Layer
 Group = tuple[str, ...]
 """Layers of one input that are decomposed as one matrix, their rows one below the other; mostly a single layer."""
 
+_NOTHING = -100
+"""The label of a place where nothing is predicted."""
+
 Loss = Callable[[nn.Module, Tensor], Tensor]
 """(network, windows (b, L)) -> the scalar loss by which terms are scored and positions learnt."""
 
@@ -105,7 +108,7 @@ def said(group: Group) -> str:
 
 
 def language_loss(network: nn.Module, windows: Tensor) -> Tensor:
-    """The mean cross-entropy of every next token of the windows (b, L).
+    """The mean cross-entropy of every next token of the windows (b, L), but those below 0, which are of images.
 
     Raises:
         ModelError: a network that predicts no tokens.
@@ -117,4 +120,6 @@ def language_loss(network: nn.Module, windows: Tensor) -> Tensor:
             "choose svd, asvd, svd-llm, svd-llm-v2 or dobi with learned=false"
         )
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return torch.nn.functional.cross_entropy(logits[:, :-1].to(wide).flatten(0, 1), windows[:, 1:].flatten())
+    following = windows[:, 1:].flatten()
+    following = following.where(following >= 0, _NOTHING)
+    return torch.nn.functional.cross_entropy(logits[:, :-1].to(wide).flatten(0, 1), following, ignore_index=_NOTHING)

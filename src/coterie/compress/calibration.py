@@ -20,6 +20,9 @@ from coterie.errors import ModelError
 BATCH_TOKENS = 1024
 """A batch is as many windows as hold about this many tokens, and at least one."""
 
+LANGUAGE = "language_model"
+"""How networks with several parts call the language model among them."""
+
 Advance = Callable[[int, int], None]
 """Called with the blocks done and all blocks."""
 
@@ -46,6 +49,8 @@ class Call:
 def blocks(network: nn.Module) -> dict[str, nn.Module]:
     """The repeated blocks of a transformer by name, in the order in which they run: its longest list of modules.
 
+    Of a language model beside a vision tower, its own.
+
     Raises:
         ModelError: no list of modules, or two lists of blocks (an encoder with a decoder).
     """
@@ -53,6 +58,8 @@ def blocks(network: nn.Module) -> dict[str, nn.Module]:
     outer = {name: m for name, m in lists.items() if not any(name.startswith(f"{other}.") for other in lists)}
     if not outer:
         raise ModelError(f"{type(network).__name__} has no list of blocks that could be compressed one by one")
+    if len(outer) > 1:
+        outer = {name: m for name, m in outer.items() if LANGUAGE in name.split(".")} or outer
     if len(outer) > 1:
         raise ModelError(
             f"{type(network).__name__} has several lists of blocks ({', '.join(outer)}); only models with one, a "
@@ -216,11 +223,12 @@ def _watching(network: nn.Module, watched: Mapping[str, Inputs]) -> Iterator[Cal
 def _without_cache(network: nn.Module) -> Iterator[None]:
     """Without the cache of keys and values, which would let a block be called with what it has seen before."""
     config = getattr(network, "config", None)
-    before = getattr(config, "use_cache", None)
-    if before is not None:
-        config.use_cache = False  # type: ignore[union-attr]
+    parts: list[Any] = [part for part in (config, getattr(config, "text_config", None)) if hasattr(part, "use_cache")]
+    before = [part.use_cache for part in parts]
+    for part in parts:
+        part.use_cache = False
     try:
         yield
     finally:
-        if before is not None:
-            config.use_cache = before  # type: ignore[union-attr]
+        for part, value in zip(parts, before, strict=True):
+            part.use_cache = value

@@ -59,17 +59,21 @@ def calibration_and_held_out(windows: Tensor, samples: int, held_out: int, key: 
 
 @torch.no_grad()
 def perplexity(network: nn.Module, windows: Tensor, advance: Advance | None = None) -> tuple[float, int]:
-    """exp of the mean cross-entropy of every token of windows (N, L) but their first, and how many these are."""
+    """exp of the mean cross-entropy of every token of windows (N, L) but their first, and how many these are.
+
+    Tokens below 0 are of images (`with_images`), and nobody predicts them.
+    """
     total, tokens = 0.0, 0
     device = next(network.parameters()).device
     for batch in _told(windows, advance):
         ids = batch.to(device)
         logits = network(input_ids=ids).logits[:, :-1]
         # Row by row, since logits of a large vocabulary in float32 would be the largest tensor of all.
-        for row, labels in zip(logits, ids[:, 1:], strict=True):
+        for given, following in zip(logits, ids[:, 1:], strict=True):
+            row, labels = given[following >= 0], following[following >= 0]
             total += float(functional.cross_entropy(row.float(), labels, reduction="sum"))
             tokens += len(labels)
-    return math.exp(min(total / tokens, 700.0)), tokens
+    return math.exp(min(total / max(tokens, 1), 700.0)), tokens
 
 
 @torch.no_grad()

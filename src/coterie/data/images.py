@@ -53,6 +53,11 @@ class ImageSet:
         """Class of each image, (n,) int64."""
         return self.stored_labels[self.rows]
 
+    @property
+    def places(self) -> Tensor:
+        """The places that each stored image takes among a text's tokens, (stored,) int64: all alike."""
+        return torch.full((len(self.pixels),), self.tokens)
+
     def select(self, indices: ArrayLike | Tensor) -> ImageSet:
         """The images at `indices` (positions in this set, in this order) as a set over the same storage."""
         return replace(self, rows=self.rows[_positions(indices, len(self))])
@@ -66,10 +71,11 @@ class ImageSet:
             DataError: an index outside the set.
         """
         rows = self.rows[_positions(indices, len(self))]
-        return {
-            "pixel_values": normalised(self.pixels[rows], self.size, self.mean, self.std),
-            "labels": self.stored_labels[rows],
-        }
+        return self.inputs(rows) | {"labels": self.stored_labels[rows]}
+
+    def inputs(self, stored: Tensor) -> dict[str, Tensor]:
+        """pixel_values (b, 3, size, size) float32 of the images at `stored` (b,) in the store."""
+        return {"pixel_values": normalised(self.pixels[stored], self.size, self.mean, self.std)}
 
 
 def normalised(pixels: Tensor, size: int, mean: Sequence[float], std: Sequence[float]) -> Tensor:

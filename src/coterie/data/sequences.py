@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.data.images import ImageSet
 from coterie.data.text import TextSet
+from coterie.data.tiles import TiledSet
 from coterie.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SequenceSet:
     rows: Tensor
     pad_id: int = 0
     stored_classes: Tensor | None = None
-    pictures: ImageSet | None = None
+    pictures: ImageSet | TiledSet | None = None
     picture_of: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -81,12 +82,13 @@ class SequenceSet:
 
         Returns input_ids, attention_mask and labels, all (b, L) int64; a label is the token itself where it belongs
         to an answer, else -100. Of answers that are options also classes (b,); where sequences are about images also
-        pixel_values (b, 3, size, size).
+        what `shown` gives.
 
         Raises:
             DataError: an index outside the set, or a sequence longer than `pad_to`.
         """
-        rows = self.rows[_positions(indices, len(self))]
+        places = _positions(indices, len(self))
+        rows = self.rows[places]
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         longest = int(lengths.max()) if len(rows) else 0
@@ -103,9 +105,16 @@ class SequenceSet:
         }
         if self.stored_classes is not None:
             made["classes"] = self.stored_classes[rows]
-        if self.pictures is not None and self.picture_of is not None:
-            made["pixel_values"] = self.pictures.batch(self.picture_of[rows], 0)["pixel_values"]
-        return made
+        return made | self.shown(places)
+
+    def shown(self, indices: ArrayLike | Tensor) -> dict[str, Tensor]:
+        """The images of the sequences at `indices` as a model takes them: see `ImageSet.inputs`, `TiledSet.inputs`.
+
+        Nothing where sequences are about none.
+        """
+        if self.pictures is None or self.picture_of is None:
+            return {}
+        return self.pictures.inputs(self.picture_of[self.rows[_positions(indices, len(self))]])
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from coterie.data.tasks import Images, Task
 from coterie.engines.setting import require_bases
 from coterie.errors import ConfigError
 from coterie.experiments.bases import base_for, model_place
-from coterie.experiments.compression import Material
+from coterie.experiments.calibrating import Material, seen
 from coterie.experiments.config import Config
 from coterie.experiments.nested import nested_models
 from coterie.experiments.shares import client_ids, dealt
@@ -153,9 +153,11 @@ def _places(config: Config, task: Task, specs: Collection[str]) -> dict[str, str
 
 
 def _material(task: Task) -> Material:
-    """The task's own training texts or images, to compress along."""
+    """The task's own training texts, images, or questions about images, to compress along."""
     if isinstance(task.train, Images):
         return task.train.pictures
+    if pairs := seen(task.train):
+        return pairs
     texts = [" ".join(part for part in content if part) for content in task.train.contents()]
     return [f"{text}\n" for text in texts if text.strip()]
 

@@ -6,26 +6,30 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from coterie.compress import METHODS, Compressor, cut, rank_layers
+from coterie.compress.calibration import LANGUAGE
 from coterie.compress.folder import Notes, check_new, is_compressed, save, stored_dtype
+from coterie.compress.pictured import with_images
 from coterie.compress.ranks import check_ratio
 from coterie.compress.text import calibration_and_held_out, last_states, perplexity, windows_of
 from coterie.data.files import read_text
-from coterie.data.images import Picture, normalised, stored_pixels
+from coterie.data.images import normalised, stored_pixels
 from coterie.data.tasks import Images, load_task
 from coterie.errors import ConfigError, DataError, ModelError, nearest
 from coterie.experiments.bases import model_place
+from coterie.experiments.calibrating import Calibration, Material, Seen, Windows, check_length, pictured_windows, seen
 from coterie.maths.keys import root_key
 from coterie.models.language import is_language_network
 from coterie.models.loading import load_whole
+from coterie.models.seeing import Seeing, language_layers
 from coterie.models.targets import select_layers
 from coterie.models.vision import Vision
 from coterie.models.weights import cast, plain_weight
@@ -35,21 +39,6 @@ COMPUTED = torch.float32
 
 Advance = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is, and of how much."""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """The text to calibrate on, and to measure on: `text` is a task's name or a .txt file.
-
-    samples windows of `length` tokens are drawn by `seed` to calibrate on; at least `held_out` tokens at the end of the
-    text are measured on.
-    """
-
-    text: str = "nyt"
-    samples: int = 32
-    length: int = 256
-    held_out: int = 8192
-    seed: int = 0
 
 
 def compressor(method: str, options: Mapping[str, Any]) -> Compressor:
@@ -119,31 +108,33 @@ def compress_model(
     place = model_place(model)
     if is_compressed(place):
         raise ModelError(f"{model} is compressed already; compress the model that it was made from")
-    network, tokenizer = load_whole(place)
+    network, companion = load_whole(place)
     stored = stored_dtype(place)
-    names = list(select_layers(network, layers))
+    names = layers_to_compress(network, companion, layers)
     require_plain(network, names)
-    text, held = windows_for(network, tokenizer, texts, chosen)
     tell = advance or (lambda what, done, total: None)
     try:
         network.to(device)
     except (RuntimeError, AssertionError) as error:  # torch's own words for a device that is not there
         raise ConfigError(f"device {device!r}: {str(error).splitlines()[0]}") from error
+    windows = windows_for(network, companion, texts, chosen)
+    text, held = windows.text, windows.held
 
     started = time.monotonic()
     language = is_language_network(network)
     loss = None if language else no_loss
-    ranking = rank_layers(network, names, how, text, ratio, loss=loss, advance=_stage(tell, "decomposing"))
-    seconds = time.monotonic() - started
-    before = _measured(network, held, language, _stage(tell, "measuring the model"))
-    sizes = _bytes(network, stored)
-    started = time.monotonic()
-    made = cut(network, ranking, how, ratio, text, advance=_stage(tell, "fitting"))
-    seconds += time.monotonic() - started
-    del ranking
-    cast(network, stored)
-    cast(network, COMPUTED)  # what is measured is what is written, rounded as it is there
-    after = _measured(network, held, language, _stage(tell, "measuring what is left"))
+    with with_images(network, windows.features):
+        ranking = rank_layers(network, names, how, text, ratio, loss=loss, advance=_stage(tell, "decomposing"))
+        seconds = time.monotonic() - started
+        before = _measured(network, held, language, _stage(tell, "measuring the model"))
+        sizes = _bytes(network, stored)
+        started = time.monotonic()
+        made = cut(network, ranking, how, ratio, text, advance=_stage(tell, "fitting"))
+        seconds += time.monotonic() - started
+        del ranking
+        cast(network, stored)
+        cast(network, COMPUTED)  # what is measured is what is written, rounded as it is there
+        after = _measured(network, held, language, _stage(tell, "measuring what is left"))
     cast(network, stored)
     notes = Notes(
         method=method,
@@ -162,12 +153,8 @@ def compress_model(
             "seconds": round(seconds, 1),
         },
     )
-    save(target, network, tokenizer, notes)
+    save(target, network, companion, notes)
     return notes
-
-
-Material = Sequence[str] | Sequence[Picture]
-"""Texts, or images for a model of these."""
 
 
 def read_texts(text: str) -> Material:
@@ -185,35 +172,42 @@ def read_texts(text: str) -> Material:
         train = load_task(text, seed_key=root_key(0)).train
         if isinstance(train, Images):
             return train.pictures
+        if pairs := seen(train):
+            return pairs
         parts = [" ".join(content).replace("\x1f", " ") for content in train.contents()]
     return [f"{part.strip()}\n" for part in parts if part.strip()]
 
 
-def windows_for(network: nn.Module, tokenizer: Any, texts: Material, chosen: Calibration) -> tuple[Tensor, Tensor]:
-    """Windows to calibrate on, and those held out: of text, or images where `tokenizer` says what a model takes.
+def windows_for(network: nn.Module, companion: Any, material: Material, chosen: Calibration) -> Windows:
+    """Windows to calibrate on, and those held out: of text, of images, or of both where a model takes both.
+
+    companion: as `load_whole` gives it. A language model that sees may be calibrated on text alone, if that is asked.
 
     Raises:
         ConfigError: windows longer than the model takes.
-        DataError: too little text, or texts for a model of images and the other way round.
+        DataError: too little material, or such as the model does not take.
     """
-    if isinstance(tokenizer, Vision):
-        return _images_for(tokenizer, texts, chosen)
-    words = [part for part in texts if isinstance(part, str)]
-    if len(words) < len(texts):
-        raise DataError("a model of texts is calibrated on text; name a task of texts, or a .txt file")
-    longest = getattr(network.config, "max_position_embeddings", None)
-    if longest is not None and chosen.length > longest:
-        raise ConfigError(f"windows of {chosen.length} tokens are longer than the model takes; use at most {longest}")
-    if chosen.length < 2:
-        raise ConfigError(f"windows of {chosen.length} tokens hold nothing to predict; use at least 2")
-    windows = windows_of(tokenizer, words, chosen.length)
+    if isinstance(companion, Vision):
+        return _images_for(companion, material, chosen)
+    pairs = [part for part in material if isinstance(part, Seen)]
+    if isinstance(companion, Seeing) and pairs and len(pairs) == len(material):
+        return pictured_windows(network, companion, pairs, chosen)
+    words = [part for part in material if isinstance(part, str)]
+    if len(words) < len(material):
+        kind = "a language model that sees is calibrated on text, or on questions about images"
+        plain = "a model of texts is calibrated on text"
+        raise DataError(
+            f"{kind if isinstance(companion, Seeing) else plain}; name a task of such, or a .txt file of text"
+        )
+    check_length(network, chosen.length)
+    windows = windows_of(companion.tokenizer if isinstance(companion, Seeing) else companion, words, chosen.length)
     held = math.ceil(chosen.held_out / (chosen.length - 1))
-    return calibration_and_held_out(windows, chosen.samples, held, root_key(chosen.seed).fold("calibration"))
+    return Windows(*calibration_and_held_out(windows, chosen.samples, held, root_key(chosen.seed).fold("calibration")))
 
 
-def _images_for(sees: Vision, material: Material, chosen: Calibration) -> tuple[Tensor, Tensor]:
+def _images_for(sees: Vision, material: Material, chosen: Calibration) -> Windows:
     """Images (N, 3, size, size) to calibrate on, and those held out: as many as hold the tokens asked for."""
-    pictures = [part for part in material if not isinstance(part, str)]
+    pictures = [part for part in material if isinstance(part, bytes | np.ndarray)]
     if len(pictures) < len(material):
         raise DataError("a model of images is calibrated on images; name a task of images, such as mnist")
     held, key = math.ceil(chosen.held_out / sees.tokens), root_key(chosen.seed).fold("calibration")
@@ -221,7 +215,22 @@ def _images_for(sees: Vision, material: Material, chosen: Calibration) -> tuple[
     taken = calibration_and_held_out(places, chosen.samples, held, key)
     shown = (stored_pixels([pictures[i] for i in part.flatten().tolist()], sees.size) for part in taken)
     first, second = (normalised(pixels, sees.size, sees.mean, sees.std) for pixels in shown)
-    return first, second
+    return Windows(first, second)
+
+
+def layers_to_compress(network: nn.Module, companion: Any, layers: str | Sequence[str]) -> list[str]:
+    """The layers that are meant; of a language model that sees, those of the language model.
+
+    Raises:
+        ModelError: as `select_layers` and `language_layers`, or layers beside the language model.
+    """
+    if not isinstance(companion, Seeing):
+        return list(select_layers(network, layers))
+    found = language_layers(network, layers)
+    beside = [name for name in found if LANGUAGE not in name.split(".")]
+    if beside:
+        raise ModelError(f"layer {beside[0]} lies beside the language model, of which alone the layers are compressed")
+    return found
 
 
 def require_plain(network: nn.Module, names: Sequence[str]) -> None:

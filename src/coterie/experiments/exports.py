@@ -18,7 +18,7 @@ from coterie.compress.factored import FactoredLinear
 from coterie.compress.folder import read_notes, save
 from coterie.errors import ConfigError, ModelError, RunError, nearest
 from coterie.experiments.adapters import GLOBAL, flattened
-from coterie.experiments.bases import model_place, open_base, open_image_base
+from coterie.experiments.bases import model_place, open_base, open_image_base, open_seeing_base
 from coterie.experiments.folders import ADAPTERS, SUMMARY, read_config, read_lines
 from coterie.maths.keys import root_key
 from coterie.models.loading import load_base, load_whole
@@ -70,9 +70,10 @@ def export(
             adapter,
             base_name=held.base_name or "",
             head=held.head,
-            task_type="CAUSAL_LM" if held.task_type == LANGUAGE else "SEQ_CLS",
+            task_type="CAUSAL_LM" if held.task_type == LANGUAGE else "SEQ_CLS" if held.task_type else None,
             label_names=held.labels,
             max_length=longest,
+            image_size=held.image_size,
             fan_in_fan_out=bool(held.config.get("fan_in_fan_out")),
         )
 
@@ -199,8 +200,10 @@ def _merge(run: Path, source: Path, target: Path) -> None:
     head, labels = held.head or {}, held.labels or ()
     classes = None if held.task_type == LANGUAGE else len(labels)
     head_key = root_key(config.seed).fold("head")
-    pictured = held.image_size is not None and classes is not None
-    base = (open_image_base if pictured else open_base)(config.model, classes, head_key)  # type: ignore[arg-type]
+    if held.image_size is None:
+        base = open_base(config.model, classes, head_key)
+    else:
+        base = open_seeing_base(config.model) if classes is None else open_image_base(config.model, classes, head_key)
     base.set_log(BaseLog((held.adapter,)))
     eject(base.network)
     parameters = dict(base.network.named_parameters())
@@ -214,14 +217,18 @@ def _merge(run: Path, source: Path, target: Path) -> None:
             base.tokenizer.model_max_length = config.model.max_length
     # Training went without the cache of keys and values; whoever generates wants what the base model says of it.
     original = AutoConfig.from_pretrained(model_place(config.model.base))
-    if hasattr(original, "use_cache"):
-        settings.use_cache = original.use_cache  # type: ignore[union-attr]
+    parts = ((settings, original), (getattr(settings, "text_config", None), getattr(original, "text_config", None)))
+    for part, said in parts:
+        if hasattr(said, "use_cache"):
+            part.use_cache = said.use_cache  # type: ignore[union-attr]
     fresh = target.with_name(f".{target.name}.new")
     disable_progress_bar()
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         base.network.save_pretrained(fresh)  # type: ignore[operator]
-        (base.vision or base.tokenizer).save_pretrained(str(fresh))
+        for companion in (base.vision, base.tokenizer):
+            if companion is not None:
+                companion.save_pretrained(str(fresh))
         if target.exists():
             target.rmdir()
         fresh.rename(target)

@@ -11,18 +11,19 @@ from pathlib import Path
 
 import filelock
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from coterie.assets.store import cache_root
 from coterie.compress import METHODS, Compressor, cut, rank_layers
 from coterie.compress.folder import Notes, is_compressed, save
+from coterie.compress.pictured import with_images
 from coterie.compress.ranks import check_ratio
 from coterie.errors import ModelError, RunError
 from coterie.experiments.bases import model_place
+from coterie.experiments.calibrating import Calibration, Material, Windows
 from coterie.experiments.compression import (
-    Calibration,
-    Material,
     compressor,
+    layers_to_compress,
     no_loss,
     read_texts,
     require_plain,
@@ -31,7 +32,6 @@ from coterie.experiments.compression import (
 from coterie.experiments.config import CompressionSection
 from coterie.models.language import is_language_network
 from coterie.models.loading import load_whole
-from coterie.models.targets import select_layers
 from coterie.models.weights import digest
 
 _FORMAT = 1
@@ -62,12 +62,12 @@ def nested_models(
     place = model_place(model)
     if is_compressed(place):
         raise ModelError(f"{model} is compressed already; name the model that it was made from, or drop clients.ratios")
-    network, tokenizer = load_whole(place)
-    names = list(select_layers(network, section.layers))
+    network, companion = load_whole(place)
+    names = layers_to_compress(network, companion, section.layers)
     require_plain(network, names)
     chosen = Calibration(section.text or "", section.samples, section.length, held_out=0, seed=section.seed)
     own = texts if section.text is None else read_texts(section.text)
-    windows, _ = windows_for(network, tokenizer, own, chosen)
+    windows = windows_for(network, companion, own, chosen)
     key = _key(network, names, how, wanted[-1], windows)
     folders = {ratio: cache_root() / "compressed" / f"{key}-{ratio:g}" for ratio in wanted}
     if all(map(is_compressed, folders.values())):
@@ -77,7 +77,7 @@ def nested_models(
         with filelock.FileLock(cache_root() / "compressed" / f".{key}.lock", timeout=_LOCK_SECONDS):
             missing = {ratio: folder for ratio, folder in folders.items() if not is_compressed(folder)}
             if missing:
-                _make(network, tokenizer, names, how, wanted[-1], windows, missing)
+                _make(network, companion, names, how, wanted[-1], windows, missing)
     except filelock.Timeout as error:
         raise RunError(f"{model}: another process has been compressing it for an hour; end it, then try again") from (
             error
@@ -89,23 +89,24 @@ def nested_models(
 
 def _make(
     network: nn.Module,
-    tokenizer: object,
+    companion: object,
     names: Sequence[str],
     how: Compressor,
     largest: float,
-    windows: Tensor,
+    windows: Windows,
     folders: dict[float, Path],
 ) -> None:
     loss = None if is_language_network(network) else no_loss
-    ranking = rank_layers(network, names, how, windows, largest, loss=loss)
-    for ratio, folder in folders.items():
-        smaller = copy.deepcopy(network)
-        made = cut(smaller, ranking, how, ratio, windows)
-        notes = Notes(method_name(how), ratio, made.ranks, made.shared, dataclasses.asdict(how))  # type: ignore[call-overload]
-        save(folder, smaller, tokenizer, notes)
+    with with_images(network, windows.features):
+        ranking = rank_layers(network, names, how, windows.text, largest, loss=loss)
+        for ratio, folder in folders.items():
+            smaller = copy.deepcopy(network)
+            made = cut(smaller, ranking, how, ratio, windows.text)
+            notes = Notes(method_name(how), ratio, made.ranks, made.shared, dataclasses.asdict(how))  # type: ignore[call-overload]
+            save(folder, smaller, companion, notes)
 
 
-def _key(network: nn.Module, names: Sequence[str], how: Compressor, largest: float, windows: Tensor) -> str:
+def _key(network: nn.Module, names: Sequence[str], how: Compressor, largest: float, windows: Windows) -> str:
     """A name for all that the factors follow from: 24 hexadecimal digits."""
     told = {
         "format": _FORMAT,
@@ -113,10 +114,12 @@ def _key(network: nn.Module, names: Sequence[str], how: Compressor, largest: flo
         "layers": list(names),
         "method": [method_name(how), dataclasses.asdict(how)],  # type: ignore[call-overload]
         "largest": largest,
-        "windows": list(windows.shape),
+        "windows": list(windows.text.shape),
     }
+    if windows.images:
+        told["images"] = windows.images
     hashed = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=12)
-    exact = windows if windows.is_floating_point() else windows.to(torch.int64)
+    exact = windows.text if windows.text.is_floating_point() else windows.text.to(torch.int64)
     hashed.update(exact.contiguous().numpy().tobytes())
     return hashed.hexdigest()
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from coterie.data.images import Picture
 from coterie.data.sequences import DataSet, SequenceSet
-from coterie.data.tasks import Task
+from coterie.data.tasks import Images, Instructions, Questions, Task
 from coterie.errors import DataError
 from coterie.experiments.bases import to_train_on
 from coterie.maths.keys import Key
@@ -51,9 +52,18 @@ def pool_size(pool: DataSet) -> tuple[int, int]:
 
 
 def given_bytes(task: Task, shares: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, int]:
-    """The bytes of the texts that each client gives, in UTF-8."""
-    contents = task.train.contents()
-    return {
-        name: sum(len(text.encode()) for index in share[POOL] for text in contents[index])
-        for name, share in shares.items()
-    }
+    """The bytes of what each client gives: texts in UTF-8, images as the files, or the pixels, that they are."""
+    train = task.train
+    pictures: Sequence[Picture] = getattr(train, "pictures", None) or ()
+    texts = train.told() if isinstance(train, Questions | Instructions) else train.contents()
+    if isinstance(train, Images):
+        texts = [("", "")] * len(train)
+
+    def size(index: int) -> int:
+        return sum(len(text.encode()) for text in texts[index]) + (_size(pictures[index]) if len(pictures) else 0)
+
+    return {name: sum(size(index) for index in share[POOL].tolist()) for name, share in shares.items()}
+
+
+def _size(picture: Picture) -> int:
+    return len(picture) if isinstance(picture, bytes) else int(picture.nbytes)

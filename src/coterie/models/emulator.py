@@ -14,6 +14,7 @@ from coterie.errors import ModelError
 from coterie.maths.blocks import block_name, block_of, kept_blocks
 from coterie.maths.keys import Key
 from coterie.models.loading import Base, from_language_network, from_network
+from coterie.models.seeing import language_layers
 from coterie.models.targets import Targets
 
 
@@ -53,7 +54,10 @@ def emulator(base: Base, targets: Targets, drop: float, outer: int, head_key: Ke
         parent, _, place = name.rpartition(".")
         network.get_submodule(parent)[int(place)] = Passing(network.get_submodule(name), in_tuple)  # type: ignore[operator]
     if base.is_language:
-        return from_language_network(network, base.tokenizer, targets)
+        named = targets if base.vision is None else language_layers(network, targets)
+        made = from_language_network(network, base.tokenizer, named)
+        made.vision = base.vision
+        return made
     return from_network(network, base.tokenizer, targets, head_key)
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from coterie.errors import ModelError
 from coterie.maths.keys import Key
 from coterie.models.loading import Base, from_language_network, from_network, load_network
 from coterie.models.quantisation import Quantization, quantised_options
-from coterie.models.targets import Targets, linears
-from coterie.models.vision import Vision, read_settings, vision_of
+from coterie.models.seeing import language_layers, read_companion, sight_of
+from coterie.models.targets import Targets
+from coterie.models.vision import read_settings, vision_of
 
 
 def load_image_base(
@@ -60,71 +59,28 @@ def load_seeing_language_base(
     dtype: str = "float32",
     quantization: Quantization | None = None,
 ) -> Base:
-    """A language model that is shown images, of LLaVA's make: one image's features in the places of its image token.
+    """A language model that is shown images: one of LLaVA's make, or of LLaVA-NeXT's, which sees them in tiles as well.
 
-    targets: by default the query and value projections of the language model, not those of its vision tower. Images
-    are shown at the one size that the model was trained with.
+    An image's features stand in the places of its image token. targets: by default the query and value projections of
+    the language model; see `language_layers`. Images are shown at the one size that the model was trained with, whole
+    or as tiles of it.
 
     Raises:
-        ModelError: as `load_language_base`, or a model that takes images in another form, such as in tiles.
+        ModelError: as `load_language_base`, or a model that takes images in another form.
     """
-    from transformers import AutoModelForImageTextToText, AutoTokenizer
+    from transformers import AutoModelForImageTextToText
 
     name = str(name_or_path)
-
-    def read(place: str) -> Any:
-        return AutoTokenizer.from_pretrained(place), read_settings(place)
-
     options = quantised_options(quantization, dtype)
     network, (tokenizer, settings), missing = load_network(
-        AutoModelForImageTextToText, name, attention, dtype, read=read, **options
+        AutoModelForImageTextToText, name, attention, dtype, read=read_companion, **options
     )
     if missing:
         raise ModelError(f"{name!r} is no whole model: its files give no {missing[0]}")
-    config: Any = network.config
-    sees = vision_of(network, settings, None, name)
-    if sees.size != _side_of(config.vision_config):
-        sees = replace(sees, size=_side_of(config.vision_config))
-    token = getattr(config, "image_token_id", None)
-    sees = replace(sees, placeholder=token, places=_places(network, sees, name))
-    base = from_language_network(
-        network, tokenizer, _language_layers(network) if targets is None else targets, attention=attention
-    )
+    sees = sight_of(network, settings, name)
+    base = from_language_network(network, tokenizer, language_layers(network, targets), attention=attention)
     base.vision = sees
     return base
-
-
-def _side_of(config: Any) -> int:
-    return int(config.image_size if isinstance(config.image_size, int) else config.image_size[0])
-
-
-@torch.no_grad()
-def _places(network: nn.Module, sees: Vision, name: str) -> int:
-    """How many places an image takes, found by showing one.
-
-    Raises:
-        ModelError: a network that takes images in another form.
-    """
-    blank = torch.zeros(1, 3, sees.size, sees.size, dtype=next(network.parameters()).dtype)
-    try:
-        features = network.get_image_features(pixel_values=blank)  # type: ignore[operator]
-        found = getattr(features, "pooler_output", features)
-        (shown,) = found
-        if shown.dim() != 2 or getattr(network.config, "image_token_id", None) is None:
-            raise ValueError("features of another form")
-    except Exception as error:  # whatever a network of another form raises
-        said = str(error).split("\n")[0]
-        raise ModelError(
-            f"{name!r} ({type(network).__name__}) takes images in a form that is not known here ({said[:100]}); choose "
-            "a model of LLaVA's make"
-        ) from error
-    return int(shown.shape[0])
-
-
-def _language_layers(network: nn.Module) -> list[str]:
-    """Query and value projections of the language model inside."""
-    ends = ("q_proj", "v_proj")
-    return [name for name in linears(network) if "language_model" in name and name.endswith(ends)]
 
 
 def interpolate_positions(network: nn.Module, size: int) -> None:

@@ -21,6 +21,7 @@ from coterie.models.hub import require_reachable
 from coterie.models.language import is_language_network
 from coterie.models.patches import Patches
 from coterie.models.quantisation import Quantization, keep_trainable, quantised_options
+from coterie.models.seeing import Seeing, is_seeing, read_companion, sight_of
 from coterie.models.targets import Targets, head_layers, in_head, output_layer, select_layers
 from coterie.models.vision import Vision, read_settings, vision_of
 from coterie.models.weights import PLAIN_DTYPES, cast, digest, draw, plain_weight
@@ -292,10 +293,10 @@ def load_whole(name_or_path: str | Path, dtype: str = "float32") -> tuple[nn.Mod
     """A network of the class that its configuration names, frozen and in eval mode, without slots; its tokeniser.
 
     What a compressor takes: a causal language model, an encoder, or a classifier with its head. Of a model of images,
-    what it says of these (`Vision`) stands for the tokeniser.
+    what it says of these (`Vision`) stands for the tokeniser, of a language model that sees, both (`Seeing`).
 
     Raises:
-        ModelError: as `load_base`, or weights that no file gives.
+        ModelError: as `load_base`, weights that no file gives, or images in a form that is not known here.
     """
     import transformers
 
@@ -308,10 +309,14 @@ def load_whole(name_or_path: str | Path, dtype: str = "float32") -> tuple[nn.Mod
     named = (getattr(config, "architectures", None) or ["AutoModel"])[0]
     kind = getattr(transformers, named, transformers.AutoModel)
     sees = getattr(kind, "main_input_name", "input_ids") == "pixel_values"
-    read = read_settings if sees else None
+    reads = is_seeing(config) and not sees
+    read = read_settings if sees else read_companion if reads else None
     network, tokenizer, missing = load_network(kind, name, "eager", dtype, read)
     if sees:
         tokenizer = vision_of(network, tokenizer, None, name)
+    elif reads:
+        words, settings = tokenizer
+        tokenizer = Seeing(words, sight_of(network, settings, name))
     # An encoder's checkpoint may lack a pooler, which nothing here asks for.
     lacking = [parameter for parameter in missing if not parameter.startswith("pooler.")]
     if lacking:
@@ -399,8 +404,10 @@ def _frozen(network: nn.Module, tokenizer: Any, attention: str | None, missing: 
     if config is not None and tokenizer is not None and tokenizer.pad_token_id is not None:
         # Classifying decoders look for the last token that is no padding.
         config.pad_token_id = tokenizer.pad_token_id
-    if config is not None and hasattr(config, "use_cache"):
-        config.use_cache = False
+    parts: list[Any] = [config, getattr(config, "text_config", None)]
+    for part in parts:
+        if hasattr(part, "use_cache"):
+            part.use_cache = False
     if attention is not None:
         _set_attention(network, attention)
     std = float(getattr(config, "initializer_range", None) or 0.02)
@@ -468,10 +475,16 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def moved(value: Tensor, device: torch.device) -> Tensor:
+    """A tensor on the device; to a GPU out of pinned memory, so that nothing waits for what is queued there."""
+    if device.type == "cuda" and value.device.type == "cpu":
+        value = value.pin_memory()
+    return value.to(device, non_blocking=device.type == "cuda")
+
+
 def inputs_of(base: Base, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The part of a batch that the network's forward takes, labels apart, on its device; pixels in its dtype."""
-    device = base.device
-    given = {name: value.to(device) for name, value in batch.items() if name in base.inputs and name != "labels"}
+    given = {n: moved(value, base.device) for n, value in batch.items() if n in base.inputs and n != "labels"}
     if "pixel_values" in given:
         given["pixel_values"] = given["pixel_values"].to(base.dtype)
     return given

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from coterie.errors import ModelError
+from coterie.maths.tiling import Tiling
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PROCESSOR = "preprocessor_config.json"
@@ -19,7 +20,8 @@ PROCESSOR = "preprocessor_config.json"
 class Vision:
     """What images a model takes: squares of `size` pixels, normalised by each channel's mean and deviation (of pixels
     in [0, 1]), as patches of `patch` pixels a side. settings: the folder's own preprocessor_config.json. placeholder:
-    of a language model that sees, the token whose places an image takes; places: how many it takes."""
+    of a language model that sees, the token whose places an image takes; places: how many it takes; tiling: of one that
+    cuts images into tiles of `size` pixels, how, and then places depend on the image."""
 
     size: int
     patch: int
@@ -28,6 +30,7 @@ class Vision:
     settings: dict[str, Any]
     placeholder: int | None = None
     places: int = 0
+    tiling: Tiling | None = None
 
     @property
     def tokens(self) -> int:
@@ -41,6 +44,8 @@ class Vision:
         settings = self.settings | {"size": {"shortest_edge": self.size} if shortest else square}
         settings |= {"crop_size": square} if "crop_size" in settings else {}
         settings |= {"image_mean": list(self.mean), "image_std": list(self.std)}
+        if self.tiling is not None:
+            settings |= {"image_grid_pinpoints": [list(frame) for frame in self.tiling.frames]}
         text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
         (Path(folder) / PROCESSOR).write_text(text, encoding="utf-8")
 
@@ -57,14 +62,14 @@ def vision_of(network: nn.Module, settings: dict[str, Any], image_size: int | No
     """What images a network takes, by its preprocessor's settings and its configuration.
 
     Raises:
-        ModelError: no patches, or a size that they do not divide.
+        ModelError: no patches, or an `image_size` that they do not divide.
     """
     config: Any = getattr(network.config, "vision_config", network.config)
     patch = getattr(config, "patch_size", None)
     if not isinstance(patch, int):
         raise ModelError(f"{name!r} ({type(network).__name__}) sees no square patches; choose a vision transformer")
     size = image_size or _side(settings) or _first(config.image_size)
-    if size % patch:
+    if image_size is not None and size % patch:
         raise ModelError(
             f"model.image_size is {size}, and {name!r} sees patches of {patch} pixels; take a multiple of {patch}"
         )

@@ -27,6 +27,7 @@ from coterie.maths.keys import root_key
 from coterie.models.hub import require_reachable
 from coterie.models.image_bases import load_image_base, load_seeing_language_base
 from coterie.models.loading import DTYPES, Base, load_base, load_language_base
+from coterie.models.seeing import is_seeing
 from coterie.protocol import InnerCore, Model
 from coterie.serve.predictor import Predictor
 from coterie.serve.rows import Form, form_of
@@ -152,8 +153,7 @@ def _adapted(place: Path, base: str | Path | None, dtype: str) -> Parts:
     named = _base_name(place, held, base)
     try:
         if kind == "CAUSAL_LM":
-            opening = load_seeing_language_base if _sees(named) else load_language_base
-            loaded = opening(named, targets=layers, dtype=dtype)
+            loaded = _language(named, layers, dtype)
         elif pictured:
             loaded = _of_images(named, layers, _classes(held), held.image_size, dtype)
         else:
@@ -173,7 +173,7 @@ def _with_cores(place: Path, base: str | Path | None, dtype: str) -> Parts:
     model = Model(core={layer: InnerCore(core) for layer, core in held.cores.items()})
     try:
         if held.labels is None:
-            loaded = load_language_base(named, targets=layers, dtype=dtype)
+            loaded = _language(named, layers, dtype)
         else:
             loaded = _classifier(named, layers, len(held.labels), dtype)
         check_model(loaded, model, "the cores")
@@ -202,9 +202,14 @@ def _whole(place: Path, dtype: str) -> Parts:
         head = _stored(place, loaded.slots.head_names)
         _check_head(loaded, head)
         return loaded, Model(), head, _labels(loaded, None), None
-    if not kind.endswith(("ForCausalLM", "LMHeadModel")):
+    if not kind.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
         raise ModelError(f"{place}: a {kind} is not served; only classifiers and causal language models")
-    return load_language_base(place, targets="all-linear", dtype=dtype), Model(), None, (), None
+    return _language(str(place), "all-linear", dtype), Model(), None, (), None
+
+
+def _language(name: str, targets: str | list[str], dtype: str) -> Base:
+    opening = load_seeing_language_base if _sees(name) else load_language_base
+    return opening(name, targets=targets, dtype=dtype)
 
 
 def _classifier(name: str, targets: str | list[str], classes: int, dtype: str) -> Base:
@@ -226,7 +231,7 @@ def _sees(name: str) -> bool:
         config = AutoConfig.from_pretrained(name)
     except Exception:  # whoever loads it says what is wrong
         return False
-    return hasattr(config, "vision_config") and hasattr(config, "text_config")
+    return is_seeing(config)
 
 
 def _base_name(place: Path, held: PeftFolder, base: str | Path | None) -> str:

@@ -17,7 +17,7 @@ from coterie.data.sequences import SequenceSet, tokenise_choices, tokenise_seque
 from coterie.data.tasks.language import spaced
 from coterie.data.text import tokenise
 from coterie.errors import DataError, ModelError
-from coterie.experiments.bases import shown
+from coterie.experiments.bases import images_for, questions_shown, shown, sight_for
 from coterie.models.loading import Base, inputs_of
 from coterie.protocol import Model
 from coterie.training.evaluation import alone, predict
@@ -109,25 +109,29 @@ class Predictor:
 
         Raises:
             ModelError: a classifier, a tokeniser without an end token, or more new tokens than the base can see.
-            DataError: something else than a list of strings, or fewer than one new token.
+            DataError: something else than a list of strings, fewer than one new token, or not one image for each
+                prompt.
         """
         self._language("predict")
         if max_new_tokens < 1:
             raise DataError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-        room = min(self.max_length, self.context - max_new_tokens)
+        given = _strings(prompts, "prompts")
+        images = None if pictures is None else images_for(_each(pictures, len(given)), sight_for(self.base))
+        taken = 0 if images is None else max(images.places.tolist(), default=0)
+        room = min(self.max_length, self.context - max_new_tokens - taken)
         if room < 1:
+            image = f", {taken} of an image" if taken else ""
             raise ModelError(
                 f"max_new_tokens is {max_new_tokens}, but this model sees no more than {self.context} tokens with the "
-                "prompt among them; lower it"
+                f"prompt{image} among them; lower it"
             )
-        given = _strings(prompts, "prompts")
         end = self.base.tokenizer.eos_token_id
         if end is None:
             raise ModelError("the tokeniser has no end token, so that an answer would not end; name one in its folder")
         # Of empty answers, so that the end token is all that follows a prompt.
         data = tokenise_sequences(given, [""] * len(given), self.base.tokenizer, room + 1)
-        if pictures is not None:
-            data = shown(data, pictures, torch.arange(len(given)), self.base)
+        if images is not None:
+            data = shown(data, images, torch.arange(len(given)), self.base)
         said = [""] * len(given)
         for batch in evaluation_batches(data.prompts, batch_size):
             answers = self._continued(data, batch.indices.tolist(), int(end), max_new_tokens)
@@ -141,17 +145,18 @@ class Predictor:
         choices: Sequence[str] | Sequence[Sequence[str]],
         *,
         score: Literal["sum", "mean"] = "sum",
+        pictures: Sequence[Picture] | None = None,
         batch_size: int = BATCH,
     ) -> Tensor:
         """The log-probability of each choice's tokens after its prompt, (n, C) float32; -inf where there is no choice.
 
         choices: of all prompts, or for each prompt its own. score: the sum over a choice's tokens, or their mean, which
         does not favour short choices. As in training, a space comes between prompt and choice unless one of them brings
-        white space there.
+        white space there. pictures: as of `generate`.
 
         Raises:
-            ModelError: a classifier.
-            DataError: something else than lists of strings, or fewer than two choices.
+            ModelError: a classifier, or images for a model that sees none.
+            DataError: something else than lists of strings, fewer than two choices, or not one image for each prompt.
         """
         self._language("predict")
         given = _strings(prompts, "prompts")
@@ -162,6 +167,8 @@ class Predictor:
         data = tokenise_choices(
             given, options, np.zeros(len(given), np.int64), self.base.tokenizer, self.max_length, score=score
         )
+        if pictures is not None:
+            data = questions_shown(data, _each(pictures, len(given)), self.base)
         return predict(self.base, self.model, None, data, batch_size).logits
 
     def choose(
@@ -170,12 +177,14 @@ class Predictor:
         choices: Sequence[str] | Sequence[Sequence[str]],
         *,
         score: Literal["sum", "mean"] = "sum",
+        pictures: Sequence[Picture] | None = None,
         batch_size: int = BATCH,
     ) -> list[str]:
         """The likeliest choice after each prompt, of equal ones the first; see `choice_scores`."""
         given = _strings(prompts, "prompts")
         offered = _choices(choices, len(given))
-        found = self.choice_scores(given, offered, score=score, batch_size=batch_size).argmax(dim=1)
+        scores = self.choice_scores(given, offered, score=score, pictures=pictures, batch_size=batch_size)
+        found = scores.argmax(dim=1)
         return [options[place] for options, place in zip(offered, found.tolist(), strict=True)]
 
     def _of_images(self, images: Iterable[Shown], pairs: Iterable[str] | None, batch_size: int) -> Tensor:
@@ -218,11 +227,16 @@ class Predictor:
                 ends = torch.arange(len(places)) * longest + lengths - 1  # where the answers begin
                 share_out(base, prompts.batch(range(len(places)), longest), [ends.to(base.device)])
             given = {"input_ids": ids, "attention_mask": (columns >= 0).long()}
-            if data.pictures is not None:
-                given["pixel_values"] = data.batch(places, int(data.lengths.max()))["pixel_values"]
+            given |= data.shown(places)
             whole = base.network.generate(**inputs_of(base, given), max_new_tokens=count)  # type: ignore[operator]
         answers: list[str] = base.tokenizer.batch_decode(whole[:, ids.shape[1] :], skip_special_tokens=True)
         return answers
+
+
+def _each(pictures: Sequence[Picture], count: int) -> Sequence[Picture]:
+    if len(pictures) != count:
+        raise DataError(f"{len(pictures)} images for {count} prompts: there must be one for each")
+    return pictures
 
 
 def _opened(image: Shown) -> Picture:

@@ -355,7 +355,9 @@ def _planned(data: TrainSet, batch_size: int) -> list[Batch]:
     return [
         Batch(part, batch.pad_to)
         for batch in batches
-        for part in np.array_split(batch.indices, -(-len(batch.indices) * batch.pad_to // _TOKENS))
+        for part in np.array_split(
+            batch.indices, min(len(batch.indices), -(-len(batch.indices) * batch.pad_to // _TOKENS))
+        )
     ]
 
 

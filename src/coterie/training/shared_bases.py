@@ -7,6 +7,7 @@ process computes the very same bits. The rest of a base, small, is pickled for p
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import pickle
 import shutil
@@ -17,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.models.loading import Base
 
@@ -26,6 +27,7 @@ ALIGN = 64
 
 _WEIGHTS, _BASES = "weights.bin", "bases.pickle"
 _MEMORY = Path("/dev/shm")
+_CAPTURING = "transformers.utils.output_capturing"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def share(bases: Mapping[str, Base]) -> TemporaryDirectory[str]:
     room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2 * size
     folder = TemporaryDirectory(prefix="coterie-pool-", dir=_MEMORY if room else None, ignore_cleanup_errors=True)
     place = Path(folder.name)
+    for base in bases.values():
+        _forget_capturing(base.network)
     with (place / _BASES).open("wb") as file, (place / _WEIGHTS).open("wb") as weights:
         writer = _Writer(file, weights)
         writer.dump({name: replace(base, tokenizer=None) for name, base in bases.items()})
@@ -65,7 +69,28 @@ def opened(folder: Path) -> dict[str, Base]:
     """The bases that `share` wrote, without tokenisers."""
     with (folder / _BASES).open("rb") as file:
         bases: dict[str, Base] = _Reader(file, _mapped(folder)).load()
+    for base in bases.values():
+        _allow_capturing(base.network)
     return bases
+
+
+def _forget_capturing(network: nn.Module) -> None:
+    """Take off the hooks by which transformers notes hidden states: no pickle takes them, and it puts them on again."""
+    for module in network.modules():
+        for number, hook in list(module._forward_hooks.items()):
+            if getattr(hook, "__module__", None) == _CAPTURING:
+                del module._forward_hooks[number]
+        vars(module).pop("_output_capturing_hooks_installed", None)
+
+
+def _allow_capturing(network: nn.Module) -> None:
+    """Note which of their hidden states networks of transformers may be asked for, as it does where one is made."""
+    try:
+        registry = importlib.import_module(_CAPTURING)._CAN_RECORD_REGISTRY
+    except (ImportError, AttributeError):  # of another version of transformers, which may not need it
+        return
+    classes = {type(module) for module in network.modules() if hasattr(module, "_can_record_outputs")}
+    dict.update(registry, {str(kind): kind._can_record_outputs for kind in classes})  # type: ignore[attr-defined]
 
 
 class _Writer(pickle.Pickler):

@@ -47,8 +47,11 @@ class Questions:
 
     def contents(self) -> list[tuple[str, str]]:
         """What makes a question the same as another: its image, its prompt and all its choices, in their order."""
-        told = [(prompt, "\x1f".join(options)) for prompt, options in zip(self.prompts, self.choices, strict=True)]
-        return _seen(told, self.pictures)
+        return _seen(self.told(), self.pictures)
+
+    def told(self) -> list[tuple[str, str]]:
+        """Each prompt, and all its choices in one text."""
+        return [(prompt, "\x1f".join(options)) for prompt, options in zip(self.prompts, self.choices, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +86,11 @@ class Instructions:
 
     def contents(self) -> list[tuple[str, str]]:
         """What makes an example the same as another: its image, its prompt and its answer."""
-        return _seen(list(zip(self.prompts, self.answers, strict=True)), self.pictures)
+        return _seen(self.told(), self.pictures)
+
+    def told(self) -> list[tuple[str, str]]:
+        """Each prompt and its answer."""
+        return list(zip(self.prompts, self.answers, strict=True))
 
 
 def _seen(told: list[tuple[str, str]], pictures: Sequence[Picture] | None) -> list[tuple[str, str]]:
