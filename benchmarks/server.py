@@ -8,6 +8,8 @@ dtype (--dtype) on one thread. The run fails if the two products differ by more 
 
     python benchmarks/server.py --json server.json
     python benchmarks/server.py --all --json server-all.json    every method's server half instead: see server_all.py
+    python benchmarks/server.py --at-once 2 --layers 6          several layers at once instead: see server_layers.py
+    python benchmarks/server.py --randomised                    what sampling loses instead: see server_randomised.py
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -180,19 +183,49 @@ def every_method(methods: list[str] | None, layers: int, path: Path | None) -> i
     return int(beside.get("sefora_speedup", 20.0) < 20)
 
 
+def layers_at_once(methods: list[str] | None, layers: int, workers: int, path: Path | None) -> int:
+    """`--at-once`."""
+    import server_layers
+
+    return told("server, layers at once", server_layers.run(methods, layers, workers), path)
+
+
+def randomised(path: Path | None) -> int:
+    """`--randomised`."""
+    import server_randomised
+
+    return told("server, randomised", server_randomised.run(), path)
+
+
+def told(benchmark: str, rows: Sequence[Any], path: Path | None) -> int:
+    """Writes rows where they are wanted."""
+    from standin import machine, versions
+
+    if path:
+        found = {"benchmark": benchmark, "machine": machine(), "versions": versions()}
+        path.write_text(json.dumps(found | {"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--quick", action="store_true", help="the 1024 case only (the other takes minutes)")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float64", help="of both contenders")
     parser.add_argument("--all", action="store_true", help="the server half of every registered method")
-    parser.add_argument("--methods", nargs="*", help="with --all: these alone")
-    parser.add_argument("--layers", type=int, default=48, help="with --all: how many layers of 1024 x 1024")
+    parser.add_argument("--randomised", action="store_true", help="the errors of the randomised best rank")
+    parser.add_argument("--at-once", type=int, help="the server half with so many layers under way at a time")
+    parser.add_argument("--methods", nargs="*", help="with --all and --at-once: these alone")
+    parser.add_argument("--layers", type=int, default=48, help="with --all, --at-once: how many layers of 1024 x 1024")
     options = parser.parse_args()
 
     torch.set_num_threads(1)
     if options.all:
         return every_method(options.methods, options.layers, options.json)
+    if options.randomised:
+        return randomised(options.json)
+    if options.at_once:
+        return layers_at_once(options.methods, options.layers, options.at_once, options.json)
     dtype: torch.dtype = getattr(torch, options.dtype)
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     print(f"one thread, linear algebra of both in {options.dtype}, {platform.machine()}, {versions}")

@@ -45,7 +45,7 @@ from coterie.protocol import (
     matching,
 )
 from coterie.protocol.messages import Uploaded
-from coterie.training.asks import Ask, Done
+from coterie.training.asks import Ask, Done, Plan
 from coterie.wire.ledger import Ledger
 
 TASKS = 6
@@ -68,6 +68,7 @@ class StandIn:
     trained: Trained
     double: bool = False
     at_once: int = 1
+    plan: Plan = field(default_factory=Plan)
     layers: Mapping[str, Mapping[str, Layer]] = field(default_factory=dict)
     width: int = 6
 

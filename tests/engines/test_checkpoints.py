@@ -11,6 +11,7 @@ import resource
 import shutil
 import signal
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -543,3 +544,20 @@ def test_unreadable_places_are_one_line(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "run")
     with one_line("cannot be read"):
         store.open()
+
+
+def test_a_commit_takes_little_memory_for_names_that_stay_as_they_were(tmp_path: Path) -> None:
+    store, names = CheckpointStore(tmp_path), 3000
+    for number in range(names):
+        store.put(f"records/{number:05d}", b"the same for all")
+    store.commit(1, {})
+    tracemalloc.start()
+    try:
+        store.put("records/00007", b"another")
+        store.commit(2, {})
+        first = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    manifest = (tmp_path / "checkpoints" / "round-00002.json").stat().st_size
+    assert manifest > 80 * names
+    assert first < manifest + 150 * names  # one more dict of names, and a piece of the text

@@ -48,7 +48,7 @@ class TwoStage(Algorithm):
         ranks="unequal",
         personal=True,
         keeps_memory=True,
-        server_data=True,
+        server_data="public",
         evaluated="before aggregation",
     )
 

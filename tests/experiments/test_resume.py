@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from coterie.experiments.folders import UPLOADS
+
 ZYGOTE = Path(__file__).with_name("zygote.py")
 
 PRIVATE: dict[str, Any] = {
@@ -19,7 +21,11 @@ PRIVATE: dict[str, Any] = {
     "train": {"optimizer": "adamw", "dropout": 0.1},
 }
 MERGED: dict[str, Any] = {"method": "fed-rac-lora", "clients": {"ranks": 4}}
-SHARED: dict[str, Any] = {"method": "flexlora", "checkpoint": {"every": 2}, "execution": {"strict": True}}
+SHARED: dict[str, Any] = {
+    "method": "flexlora",
+    "checkpoint": {"every": 2},
+    "execution": {"strict": True, "upload_memory": 0},
+}
 
 
 def configuration(special: dict[str, Any], base: Path, data: Path) -> dict[str, Any]:
@@ -85,12 +91,14 @@ def test_three_kills_at_random_moments_leave_no_trace(tmp_path: Path, tiny_base:
 def test_kills_inside_checkpoints_and_records_leave_no_trace(
     tmp_path: Path, tiny_base: Path, reviews_csv: Path
 ) -> None:
-    events = ["half a line", "half a blob", "between blobs", "before the manifest", "after the manifest", "adapters"]
+    events = ["half an upload", "half a line", "half a blob", "between blobs"]
+    events += ["before the manifest", "after the manifest", "adapters"]
     ended, killed, whole = killed_and_whole(
         SHARED, [{"at": event} for event in events], tmp_path, tiny_base, reviews_csv
     )
     assert ended == [-9] * len(events) + [0]
     assert killed == whole
+    assert not list(tmp_path.rglob(UPLOADS))
 
 
 def test_kills_around_checkpoints_lose_no_patch_of_the_base(tmp_path: Path, tiny_base: Path, reviews_csv: Path) -> None:

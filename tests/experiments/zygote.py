@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import coterie.engines.checkpoints as checkpoints
 import coterie.experiments.runs as runs
 from coterie.experiments.build import build
 from coterie.experiments.config import parse
+from coterie.experiments.folders import UPLOADS
 from coterie.training.asks import Plan
 
 
@@ -30,6 +32,7 @@ def die(*_: Any, **__: Any) -> None:
 def arm(event: str) -> None:
     """Makes this process kill itself, without any warning, at the first such event."""
     replace, append, write = os.replace, checkpoints.append_lines, checkpoints._write
+    write_bytes = Path.write_bytes
 
     def before_manifest(source: Any, target: Any) -> None:
         if Path(target).name.startswith("round-"):
@@ -52,16 +55,25 @@ def arm(event: str) -> None:
             die()
         return append(path, lines)
 
-    def half_a_blob(path: Path, data: bytes) -> None:
+    def half_a_blob(path: Path, pieces: Iterable[bytes]) -> None:
+        data = b"".join(pieces)
         if len(data) > 4096:
-            write(path, data[: len(data) // 2])
+            write(path, [data[: len(data) // 2]])
             die()
-        write(path, data)
+        write(path, [data])
+
+    def half_an_upload(path: Path, data: bytes) -> int:
+        if path.parent.name == UPLOADS:
+            write(path, [data[: len(data) // 2]])
+            die()
+        return write_bytes(path, data)
 
     if event == "half a line":
         runs.append_lines = half_a_line
     elif event == "half a blob":
         checkpoints._write = half_a_blob
+    elif event == "half an upload":
+        Path.write_bytes = half_an_upload  # type: ignore[assignment, method-assign]
     elif event == "adapters":
         runs.summarise = die
     else:

@@ -46,7 +46,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def aggregate(self, state: Any, uploads: Uploads, server: Server) -> Any:
-        """=> State: not called when nobody answered, except in phases with clients="none"."""
+        """=> State: not called when nobody answered, except in phases with clients="none".
+
+        The values of dicts in payloads may be read from disk when they are asked for, each time anew: take the layers
+        one after another, and of each layer all clients, and memory holds no more than that (`factors.each_layer`).
+        """
 
     def finish(self, state: Any, server: Server) -> Any:
         """=> State: after the last round."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,11 +13,17 @@ from torch import Tensor
 from coterie.algorithms.base import BYTES
 from coterie.errors import ConfigError, ModelError
 from coterie.maths import lowrank
+from coterie.maths.concurrency import mapped
 from coterie.maths.keys import Key
 from coterie.protocol import Adapter, Card, Client, Federation, Layer, LowRank, Uploads, weighted_sum
 
 Factor = Literal["B", "A"]
 """One factor of a pair."""
+
+Terms = list[tuple[float, LowRank]]
+"""What clients have of one layer, each with its weight, in id order."""
+
+T = TypeVar("T")
 
 
 def initial_adapter(layers: Mapping[str, Layer], rank: int, scale: float, key: Key) -> Adapter:
@@ -117,18 +123,37 @@ def with_scale(adapter: Adapter, scale: float) -> Adapter:
     return {name: replace(term, scale=scale) for name, term in adapter.items()}
 
 
-def by_layer(uploads: Uploads) -> list[tuple[str, list[tuple[float, LowRank]]]]:
-    """Every layer that any client uploaded, with weights renormalised over the clients that have it, in id order."""
-    held: dict[str, list[tuple[float, LowRank]]] = {}
+def by_layer(uploads: Uploads) -> Iterator[tuple[str, Terms]]:
+    """Every layer that any client uploaded, with weights renormalised over the clients that have it, in id order.
+
+    One after another, so that of uploads that wait on disk no more than a layer is read at a time.
+    """
+    return ((name, _terms(name, held)) for name, held in _held_by_layer(uploads).items())
+
+
+def each_layer(uploads: Uploads, work: Callable[[str, Terms], T]) -> dict[str, T]:
+    """What `work` makes of every layer of `by_layer`, some at a time where `mapped` may; for QR, SVD and the like."""
+    held = _held_by_layer(uploads)
+    return dict(zip(held, mapped(lambda name: work(name, _terms(name, held[name])), held), strict=True))
+
+
+def _held_by_layer(uploads: Uploads) -> dict[str, list[tuple[float, Mapping[str, LowRank]]]]:
+    """The whole payloads of the clients that have a layer, so that nothing is read yet, with renormalised weights."""
+    held: dict[str, list[tuple[float, Mapping[str, LowRank]]]] = {}
     for _, adapter, weight in uploads.items():
-        for name, term in adapter.items():
-            held.setdefault(name, []).append((weight, term))
-    totals = {name: sum(weight for weight, _ in terms) for name, terms in held.items()}
-    return [
-        (name, terms if len(terms) == len(uploads) else [(weight / totals[name], term) for weight, term in terms])
-        for name, terms in held.items()
+        for name in adapter:
+            held.setdefault(name, []).append((weight, adapter))
+    totals = {name: sum(weight for weight, _ in some) for name, some in held.items()}
+    return {
+        name: some if len(some) == len(uploads) else [(weight / totals[name], adapter) for weight, adapter in some]
+        for name, some in held.items()
         if totals[name] > 0
-    ]
+    }
+
+
+def _terms(name: str, held: Iterable[tuple[float, Mapping[str, LowRank]]]) -> Terms:
+    """One layer of these adapters."""
+    return [(weight, adapter[name]) for weight, adapter in held]
 
 
 def holders(uploads: Uploads, layer: str) -> Uploads:
@@ -167,16 +192,18 @@ def check_factor(payload: Any, card: Card, part: Factor) -> None:
         raise ModelError(f"client {card.id}: an upload must be one {part} {shape} for each adapted layer")
 
 
-def in_one_scale(uploads: Uploads, rank: int) -> list[tuple[str, list[tuple[float, LowRank]]]]:
-    """`by_layer` without clients of weight zero, in the first client's scale and zero-padded to `rank`.
+def in_one_scale(uploads: Uploads, rank: int) -> Iterator[tuple[str, Terms]]:
+    """`by_layer`, each layer as `alike`."""
+    return ((name, alike(terms, rank)) for name, terms in by_layer(uploads))
+
+
+def alike(terms: Terms, rank: int) -> Terms:
+    """Without clients of weight zero, in the first client's scale and zero-padded to `rank`.
 
     B_i takes up the difference of scales, so that s_i B_i counts; products are unchanged.
     """
-    found = []
-    for name, held in by_layer(uploads):
-        scale = float(held[0][1].scale)
-        found.append((name, [(weight, term.rescaled(scale).padded(rank)) for weight, term in held if weight > 0]))
-    return found
+    scale = float(terms[0][1].scale)
+    return [(weight, term.rescaled(scale).padded(rank)) for weight, term in terms if weight > 0]
 
 
 def mean_factors(terms: Sequence[tuple[float, LowRank]]) -> LowRank:
@@ -187,8 +214,9 @@ def mean_factors(terms: Sequence[tuple[float, LowRank]]) -> LowRank:
 
 
 def average_factors(uploads: Uploads, rank: int) -> Adapter:
-    """Factor by factor: `mean_factors` of `in_one_scale`."""
-    return {name: mean_factors(terms) for name, terms in in_one_scale(uploads, rank)}
+    """Factor by factor: `mean_factors` of each layer's terms, made `alike`."""
+    held = _held_by_layer(uploads)
+    return {name: mean_factors(alike(_terms(name, some), rank)) for name, some in held.items()}
 
 
 def best_rank(
@@ -206,8 +234,8 @@ def best_rank(
     scale is 1. With scaled=False the products are taken without their scales, which must then be equal, and the
     result keeps that scale. `key` draws the test matrices of the randomised route.
     """
-    made: Adapter = {}
-    for name, terms in by_layer(uploads):
+
+    def of_layer(name: str, terms: Terms) -> LowRank:
         best = lowrank.best_rank(
             [(term.left, term.A) for _, term in terms],
             [weight * (float(term.scale) if scaled else 1.0) for weight, term in terms],
@@ -216,8 +244,9 @@ def best_rank(
             oversample=oversample,
             key=None if key is None else key.fold(name),
         )
-        made[name] = LowRank(best.B, best.A, 1.0 if scaled else terms[0][1].scale)
-    return made
+        return LowRank(best.B, best.A, 1.0 if scaled else terms[0][1].scale)
+
+    return each_layer(uploads, of_layer)
 
 
 def stack_weighted(uploads: Uploads) -> Adapter:

@@ -17,7 +17,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import cut_for, in_one_scale, initial_pair, mean_factors, rank_of, require_equal_ranks
+from coterie.algorithms.factors import (
+    Terms,
+    alike,
+    cut_for,
+    each_layer,
+    initial_pair,
+    mean_factors,
+    rank_of,
+    require_equal_ranks,
+)
 from coterie.algorithms.pairs import PairExchange
 from coterie.maths.lowrank import truncate
 from coterie.protocol import (
@@ -77,12 +86,16 @@ class FedExLoRA(PairExchange, Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = rank_of(state.lora)
-        mean: Adapter = {}
-        lost: Adapter = {}
-        for name, terms in in_one_scale(uploads, rank):
-            mean[name] = mean_factors(terms)  # Bbar, Abar
-            lost[name] = self.sent(residual(terms, mean[name]), rank)
-        return State(state.lora | mean, state.base.add(lost))  # W <- W + s (sum p_i B_i A_i - Bbar Abar)
+
+        def of_layer(name: str, terms: Terms) -> tuple[LowRank, LowRank]:
+            held = alike(terms, rank)
+            mean = mean_factors(held)  # Bbar, Abar
+            return mean, self.sent(residual(held, mean), rank)
+
+        made = each_layer(uploads, of_layer)
+        lora = state.lora | {name: mean for name, (mean, _) in made.items()}
+        lost = {name: residual for name, (_, residual) in made.items()}
+        return State(lora, state.base.add(lost))  # W <- W + s (sum p_i B_i A_i - Bbar Abar)
 
     def sent(self, residual: LowRank, rank: int) -> LowRank:
         """What travels of a layer's residual, where clients have this rank."""

@@ -25,6 +25,7 @@ from coterie.algorithms.base import Algorithm, Program
 from coterie.algorithms.factors import Factor, initial_pair, require_common_scale, require_equal_ranks
 from coterie.algorithms.pruning import Deltas, Pruning, added, check_deltas
 from coterie.algorithms.turns import Changed, Turns, current_pair, factor_in_turn, lacking_factors
+from coterie.maths.concurrency import mapped
 from coterie.maths.factor_step import factor_step
 from coterie.maths.keys import Key
 from coterie.maths.lowrank import best_rank
@@ -117,14 +118,19 @@ class FedSRD(Pruning, Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         moved, key = factor_in_turn(server.round, self.first), server.key("mask")
-        delta = {}
-        for name, old in state.lora.items():
+
+        def of_layer(name: str) -> Sparse | None:
+            old = state.lora[name]
             held = [(w, one.added_to(old, name)) for _, one, w in uploads.items() if w > 0 and name in one.B]
-            if held:
-                total = sum(weight for weight, _ in held)
-                W = self.reconstructed([pair for _, pair in held], [weight / total for weight, _ in held], old.rank)
-                step = factor_step(old.B, old.A, W, moved)  # decompose: dB = (W - B A) A^+, or dA = B^+ (W - B A)
-                delta[name] = self.drawn(step.to(old.B.dtype), key.fold(name))
+            if not held:
+                return None
+            total = sum(weight for weight, _ in held)
+            W = self.reconstructed([pair for _, pair in held], [weight / total for weight, _ in held], old.rank)
+            step = factor_step(old.B, old.A, W, moved)  # decompose: dB = (W - B A) A^+, or dA = B^+ (W - B A)
+            return self.drawn(step.to(old.B.dtype), key.fold(name))
+
+        made = zip(state.lora, mapped(of_layer, state.lora), strict=True)
+        delta = {name: one for name, one in made if one is not None}
         lora = {name: added(state.lora[name], moved, one) for name, one in delta.items()}
         turns = state.turns.after(server.round, moved, uploads)
         return State(state.lora | lora, state.init_key, moved, delta, turns)

@@ -13,7 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import cut_for, in_one_scale, initial_pair, rank_of, require_equal_ranks
+from coterie.algorithms.factors import (
+    Terms,
+    alike,
+    cut_for,
+    each_layer,
+    initial_pair,
+    rank_of,
+    require_equal_ranks,
+)
 from coterie.algorithms.pairs import PairExchange
 from coterie.maths.coefficients import product_coefficients
 from coterie.protocol import (
@@ -78,13 +86,15 @@ class FLoRANA(PairExchange, Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = rank_of(state.lora)
-        made: Adapter = {}
-        for name, terms in in_one_scale(uploads, rank):
-            factors, p = [(term.left, term.A) for _, term in terms], [weight for weight, _ in terms]
-            P, Q = product_coefficients(factors, p, self.sweeps)
-            made[name] = LowRank(
-                weighted_sum([(float(q), B) for q, (B, _) in zip(Q, factors, strict=True)]),  # Bhat = sum Q_u B_u
-                weighted_sum([(float(q), A) for q, (_, A) in zip(P, factors, strict=True)]),  # Ahat = sum P_u A_u
-                terms[0][1].scale,
-            )
+        made = each_layer(uploads, lambda name, terms: self.averaged(alike(terms, rank)))
         return replace(state, lora=state.lora | made)
+
+    def averaged(self, terms: Terms) -> LowRank:
+        """One layer's new factors."""
+        factors, p = [(term.left, term.A) for _, term in terms], [weight for weight, _ in terms]
+        P, Q = product_coefficients(factors, p, self.sweeps)
+        return LowRank(
+            weighted_sum([(float(q), B) for q, (B, _) in zip(Q, factors, strict=True)]),  # Bhat = sum Q_u B_u
+            weighted_sum([(float(q), A) for q, (_, A) in zip(P, factors, strict=True)]),  # Ahat = sum P_u A_u
+            terms[0][1].scale,
+        )

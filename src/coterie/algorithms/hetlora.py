@@ -110,9 +110,8 @@ class HetLoRA(PairExchange, Algorithm):
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = rank_of(state.lora)
         made: Adapter = {}
-        for names in [[name] for name in state.lora] if self.per_layer else [list(state.lora)]:
-            held = [replace(u, payload={name: u.payload[name] for name in names if name in u.payload}) for u in uploads]
-            made |= average_factors(sparsity_weighted(Uploads(held)), rank)
+        for part in (only(uploads, name) for name in state.lora) if self.per_layer else [uploads]:
+            made |= average_factors(sparsity_weighted(part), rank)
         learnt = {card.id: rank_of(adapter) for card, adapter, _ in uploads.items()}
         return State(state.lora | made, state.smallest, state.ranks | learnt)
 
@@ -132,6 +131,11 @@ class HetLoRA(PairExchange, Algorithm):
 def tail(lora: Adapter, start: int) -> float:
     """The product of the tail's norms, summed over layers."""
     return math.fsum(float(tail_norm(term, start)) for term in lora.values())
+
+
+def only(uploads: Uploads, layer: str) -> Uploads:
+    """The same uploads with one layer alone, or with none where the client lacks it."""
+    return uploads.each(lambda adapter: {layer: adapter[layer]} if layer in adapter else {})
 
 
 def sparsity_weighted(uploads: Uploads) -> Uploads:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm, Program
-from coterie.algorithms.factors import cut_for, in_one_scale, initial_pair, mean_factors, rank_of
+from coterie.algorithms.factors import Terms, alike, cut_for, each_layer, initial_pair, mean_factors, rank_of
 from coterie.algorithms.pairs import PairExchange
 from coterie.maths.correction import cosine_correction, ridge_correction
 from coterie.maths.gram import cosine
@@ -83,12 +83,14 @@ class LoRAFAIR(PairExchange, Algorithm):
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
         rank = rank_of(state.lora)
-        made: Adapter = {}
-        for name, terms in in_one_scale(uploads, rank):
-            mean = mean_factors(terms)  # Bbar, Abar
-            factors, weights = [(term.left, term.A) for _, term in terms], [weight for weight, _ in terms]
-            made[name] = replace(mean, B=self.corrected(mean, factors, weights))  # Bbar + dB
+        made = each_layer(uploads, lambda name, terms: self.averaged(alike(terms, rank)))
         return replace(state, lora=state.lora | made)
+
+    def averaged(self, terms: Terms) -> LowRank:
+        """One layer's new factors."""
+        mean = mean_factors(terms)  # Bbar, Abar
+        factors, weights = [(term.left, term.A) for _, term in terms], [weight for weight, _ in terms]
+        return replace(mean, B=self.corrected(mean, factors, weights))  # Bbar + dB
 
     def corrected(self, mean: LowRank, factors: Sequence[Factors], weights: Sequence[float]) -> Tensor:
         """Bbar + dB for one layer, with D in the scale of `mean`."""

@@ -5,7 +5,8 @@
     <run>/checkpoints/round-00012.json     the manifest: which name has which content, written last
 
 A checkpoint exists from the moment when its manifest has its name. Until then, whatever fails or is killed,
-the one before it stays whole. The manifest lists every name, about 100 bytes each: fine for 10,000 clients.
+the one before it stays whole. The manifest lists every name, about 100 bytes each, written piece by piece: fine for
+10,000 clients.
 
 A run folder belongs to one process at a time.
 """
@@ -17,9 +18,10 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ FORMAT = 1
 SYNCS = 16
 """Files waited for at once: a disk that takes milliseconds for each takes hardly more for many together."""
 
+_LISTED, _PIECE = 256, 2**17  # names of a manifest that are made text at a time, and bytes that are written at once
 _QUEUED = 512  # files handed to the waiting threads at a time, each of which costs memory
 _NAME = re.compile(r"round-(\d+)\.json")
 _NEXT = "free space or mend the folder, then resume the run"
@@ -57,7 +60,8 @@ class CheckpointStore:
     """Named blobs of bytes: staged by `put`, durable from the next `commit`. Sites' records live here too.
 
     `run` is the run's folder, or None for a temporary one that goes with the store; the last `keep`
-    checkpoints stay. Memory holds names and hashes, never contents. When the disk refuses: CheckpointError.
+    checkpoints stay. Memory holds names and hashes, once for all checkpoints, never contents. When the disk refuses:
+    CheckpointError.
     """
 
     def __init__(self, run: Path | str | None, keep: int = 2) -> None:
@@ -67,7 +71,7 @@ class CheckpointStore:
         self._temporary = tempfile.TemporaryDirectory(prefix="coterie-") if run is None else None
         self.folder = Path(self._temporary.name if self._temporary else str(run)) / "checkpoints"
         self._current: Checkpoint | None = None
-        self._kept: dict[int, set[str]] = {}
+        self._kept: dict[int, dict[str, Blob]] = {}
         self._staged: dict[str, Blob] = {}
         self._uses: Counter[str] = Counter()
         self._deleted: set[str] = set()
@@ -81,7 +85,7 @@ class CheckpointStore:
         path = self._waiting / blob.sha256
         if blob.sha256 not in self._uses and not _holds(self._blobs / blob.sha256, data):
             with self._writing(path):
-                _write(path, data)
+                _write(path, [data])
         self._uses[blob.sha256] += 1  # before the old content goes, which may be the same
         self._unstage(name)
         self._deleted.discard(name)
@@ -153,7 +157,7 @@ class CheckpointStore:
             except CheckpointError:
                 unknown = True
             else:
-                self._kept[other] = {blob.sha256 for blob in kept.blobs.values()}
+                self._kept[other] = _sharing(kept.blobs, opened.blobs)
         self._forget_staged()
         self._sweep(blobs=not unknown)
         return opened
@@ -169,7 +173,6 @@ class CheckpointStore:
         if self._current is not None and round < self._current.round:
             raise ValueError(f"round {round} after round {self._current.round}")
         made = Checkpoint(round, dict(metadata), self._next())
-        text = _manifest_bytes(made)
         self.drop_newer()
         path = self._manifest(round)
         with self._writing(path):
@@ -180,16 +183,16 @@ class CheckpointStore:
             for digest in waiting:
                 os.replace(self._waiting / digest, self._blobs / digest)
             self._sync(self._blobs)
-            _write(path.with_suffix(".tmp"), text)
+            _write(path.with_suffix(".tmp"), _manifest(made))
             self._sync(path.with_suffix(".tmp"))
             os.replace(path.with_suffix(".tmp"), path)
         self._current = made
-        replaced = self._kept.get(round, set())
-        self._kept[round] = {blob.sha256 for blob in made.blobs.values()}
+        replaced = self._kept.get(round, {})
+        self._kept[round] = made.blobs
         self._forget_staged()
         with self._writing(path):
             self._sync(self.folder)
-        self._prune(replaced)
+        self._prune([replaced])
 
     def drop_newer(self) -> None:
         """Drops checkpoints newer than the opened one: call it before other files of the run are rewound."""
@@ -263,25 +266,29 @@ class CheckpointStore:
                 return f"resume from round {number} with --round {number}"
         return "no other checkpoint is intact: restore the folder from a copy, or start the run again"
 
-    def _prune(self, candidates: set[str]) -> None:
+    def _prune(self, gone: list[dict[str, Blob]]) -> None:
         """Drops all checkpoints before the last `keep`, then contents that no kept one names.
 
-        The commit stands by now: what cannot be removed is left to the next `open`.
+        gone: what a checkpoint named that was replaced. The commit stands by now: what cannot be removed is left to the
+        next `open`.
         """
-        for number in sorted(self._kept)[: -self.keep]:
-            candidates |= self._kept.pop(number)
+        gone += [self._kept.pop(number) for number in sorted(self._kept)[: -self.keep]]
+        kept = list(self._kept.values())
+        candidates = {blob.sha256 for blobs in gone for name, blob in blobs.items() if kept[0].get(name) is not blob}
+        for blobs in kept:
+            candidates.difference_update(blob.sha256 for blob in blobs.values())
         with contextlib.suppress(CheckpointError):
             for number in self.rounds():
                 if number < min(self._kept):
                     _remove(self._manifest(number))
-        for digest in candidates.difference(*self._kept.values()):
+        for digest in candidates:
             _remove(self._blobs / digest)
 
     def _sweep(self, blobs: bool) -> None:
         """Removes what killed writes left, and contents that nobody names if all manifests could be read."""
         leftovers = [*self._waiting.iterdir(), *self.folder.glob("*.tmp")]
         if blobs:
-            named = set().union(*self._kept.values())
+            named = {blob.sha256 for kept in self._kept.values() for blob in kept.values()}
             leftovers += [path for path in self._blobs.iterdir() if path.name not in named]
         for path in leftovers:
             _remove(path)
@@ -331,16 +338,30 @@ def rewind(path: Path, offset: int) -> None:
             raise CheckpointError(f"{path}: cannot be cut back to {offset} bytes ({error.strerror})") from error
 
 
-def _manifest_bytes(checkpoint: Checkpoint) -> bytes:
-    """{"sha256": ..., "manifest": {...}}: JSON with the checksum of the inner object's bytes."""
-    inner = {
-        "format": FORMAT,
-        "round": checkpoint.round,
-        "metadata": checkpoint.metadata,
-        "blobs": {name: [blob.sha256, blob.size] for name, blob in sorted(checkpoint.blobs.items())},
-    }
-    body = json.dumps(inner, separators=(",", ":")).encode()
-    return b'{"sha256":"%s","manifest":%s}\n' % (hashlib.sha256(body).hexdigest().encode(), body)
+def _manifest(checkpoint: Checkpoint) -> Iterator[bytes]:
+    """{"sha256": ..., "manifest": {...}}: JSON with the checksum of the inner object's bytes, which are made twice."""
+    digest = hashlib.sha256()
+    for piece in _inner(checkpoint):
+        digest.update(piece)
+    pending = b'{"sha256":"%s","manifest":' % digest.hexdigest().encode()
+    for piece in _inner(checkpoint):
+        pending += piece
+        if len(pending) >= _PIECE:
+            yield pending
+            pending = b""
+    yield pending + b"}\n"
+
+
+def _inner(checkpoint: Checkpoint) -> Iterator[bytes]:
+    """The inner object, some names at a time: for 10,000 clients it is a megabyte, and several while it is made."""
+    head = {"format": FORMAT, "round": checkpoint.round, "metadata": checkpoint.metadata, "blobs": {}}
+    yield json.dumps(head, separators=(",", ":"))[:-2].encode()
+    names = sorted(checkpoint.blobs)
+    for start in range(0, len(names), _LISTED):
+        listed = {name: checkpoint.blobs[name] for name in names[start : start + _LISTED]}
+        some = json.dumps({name: [b.sha256, b.size] for name, b in listed.items()}, separators=(",", ":"))
+        yield (("," if start else "") + some[1:-1]).encode()
+    yield b"}}"
 
 
 def _manifest_of(data: bytes, number: int) -> Checkpoint:
@@ -350,15 +371,22 @@ def _manifest_of(data: bytes, number: int) -> Checkpoint:
     inner = json.loads(match[2])
     if inner["format"] != FORMAT or inner["round"] != number:
         raise ValueError(f"of format {inner['format']} and round {inner['round']}, not {FORMAT} and {number}")
-    return Checkpoint(number, inner["metadata"], {name: Blob(*pair) for name, pair in inner["blobs"].items()})
+    blobs = {sys.intern(name): Blob(*pair) for name, pair in inner["blobs"].items()}
+    return Checkpoint(number, inner["metadata"], blobs)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _sharing(blobs: dict[str, Blob], known: dict[str, Blob]) -> dict[str, Blob]:
+    """The same with the objects that are known where they are equal, so that they are held once."""
+    return {name: known[name] if known.get(name) == blob else blob for name, blob in blobs.items()}
+
+
+def _write(path: Path, pieces: Iterable[bytes]) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(handle, rest) :]
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
     except OSError:
         _remove(path)
         raise

@@ -20,6 +20,7 @@ from coterie.engines.scoring import Evaluation
 from coterie.engines.setting import Setting
 from coterie.engines.sites import Draft, Store, load_record, memory_of
 from coterie.engines.traffic import Traffic
+from coterie.engines.uploads import Waiting
 from coterie.engines.visits import (
     Clock,
     Visit,
@@ -31,6 +32,7 @@ from coterie.engines.visits import (
     weights_of,
 )
 from coterie.errors import RunError, said
+from coterie.maths.concurrency import at_once
 from coterie.maths.keys import Key, root_key
 from coterie.protocol import (
     BaseLog,
@@ -72,11 +74,14 @@ class Played:
 class InProcess:
     """All clients in this process, on one executor."""
 
-    def __init__(self, setting: Setting, executor: Executor, store: Store, ledger: Ledger) -> None:
+    def __init__(
+        self, setting: Setting, executor: Executor, store: Store, ledger: Ledger, waiting: Waiting | None = None
+    ) -> None:
         self.setting = setting
         self.executor = executor
         self.store = store
         self.ledger = ledger
+        self.waiting = waiting or Waiting()
         self.algorithm = setting.algorithm
         self.federation = setting.federation
         self.root = root_key(setting.seed)
@@ -105,6 +110,12 @@ class InProcess:
 
     def play(self, progress: Progress) -> Played:
         """The next round. When it raises (too few clients answered, say), ledger and store are as they were."""
+        try:
+            return self._played(progress)
+        finally:
+            self.waiting.clear()
+
+    def _played(self, progress: Progress) -> Played:
         clock = Clock()
         self._use_base(progress.state)
         draft, ledger = Draft(self.store), Ledger()
@@ -119,8 +130,8 @@ class InProcess:
             {name: visit.party for name, visit in visits.items()},
             self.executor,
         )
-        for name, outcome in outcomes.items():
-            self._settle(visits[name], outcome, number, phase, traffic)
+        for name in list(outcomes):
+            self._settle(visits[name], outcomes.pop(name), number, phase, traffic)
         clock.lap("clients")
 
         answered = {name: v for name, v in visits.items() if v.error is None and not v.late}
@@ -301,6 +312,7 @@ class InProcess:
         except Exception as error:
             visit.error = error
             return
+        visit.payload = self.waiting.kept(visit.payload)
         visit.diagnostics = None if self.setting.strict else outcome.diagnostics
         visit.late = fault == "late"
 
@@ -322,8 +334,9 @@ class InProcess:
             [Uploaded(self.cards[name], v.payload, weights[name], v.head_group) for name, v in answered.items()]
         )
         party = self._server_party(number, heads)
-        program = self.algorithm.aggregate(progress.state, uploads, self._server(number, phase.name))
-        state = drive_one(program, party, self.executor)
+        with at_once(self.executor.plan.workers):
+            program = self.algorithm.aggregate(progress.state, uploads, self._server(number, phase.name))
+            state = drive_one(program, party, self.executor)
         if state is None or isinstance(state, REQUESTS):
             raise RunError(f"round {number}: aggregate must return the new state, not {type(state).__name__}")
         if not extends(base_of(state), base_of(progress.state)):

@@ -88,8 +88,14 @@ def seen_of(visit: Visit, weight: float) -> Seen:
 
 
 def server_training_of(party: Party) -> dict[str, Any]:
-    """The same of a server that trains without clients, by the names of the data sets that it trained on."""
-    losses = {request.data: fitted.mean_loss for request, fitted in party.fits}
+    """The same of a server that trains without clients, by the names of the data sets that it trained on.
+
+    The loss of several Fits on one data set, such as several students', is their mean.
+    """
+    each: dict[str, list[float]] = {}
+    for request, fitted in party.fits:
+        each.setdefault(request.data, []).append(fitted.mean_loss)
+    losses = {name: sum(own) / len(own) for name, own in each.items()}
     steps = {name: sum(f.steps_taken for request, f in party.fits if request.data == name) for name in losses}
     return {"loss": sum(losses.values()) / len(losses), "losses": losses, "steps": steps}
 

@@ -22,7 +22,7 @@ from coterie.experiments.config import RECORDED, Config, dump, parse, read_mappi
 from coterie.training.asks import Plan
 
 CONFIG, PARTITION, SUMMARY = "config.yaml", "partition.json", "summary.json"
-ADAPTERS = "adapters"
+ADAPTERS, UPLOADS = "adapters", "uploads"
 RECORDS = ("metrics.jsonl", "timing.jsonl", "ledger.jsonl")
 """One JSON object a line: of a round (a pure function of the configuration), its seconds, and every message."""
 

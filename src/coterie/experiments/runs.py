@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from coterie.engines.base_versions import store_state, stored_state
 from coterie.engines.checkpoints import CheckpointStore, append_lines, rewind
 from coterie.engines.in_process import InProcess, Played, Progress
+from coterie.engines.uploads import Waiting
 from coterie.errors import CheckpointError, DataError, ModelError, RunError, WireError
 from coterie.experiments.adapters import write_adapters
 from coterie.experiments.build import Built, build
@@ -27,6 +28,7 @@ from coterie.experiments.folders import (
     PARTITION,
     RECORDS,
     SUMMARY,
+    UPLOADS,
     alone_in,
     claim,
     json_text,
@@ -43,6 +45,8 @@ from coterie.experiments.summary import summarise
 from coterie.experiments.tracking import grounded_uri, tracked
 from coterie.wire.codec import decode, encode
 from coterie.wire.ledger import Ledger, to_jsonl
+
+MIB = 2**20
 
 SomeTask = TypeVar("SomeTask", TaskSection, PartSection)
 
@@ -177,7 +181,8 @@ def _play(place: Path, config: Config, built: Built, watcher: Observer, round: i
     store.drop_newer()
     for name in RECORDS:
         rewind(place / name, lengths.get(name, 0))
-    engine = InProcess(built.setting, built.executor, store, ledger)
+    waiting = Waiting(place / UPLOADS, config.execution.upload_memory * MIB)
+    engine = InProcess(built.setting, built.executor, store, ledger, waiting)
     if progress is None:
         progress = engine.begin()
     watcher.begin(About(place, built.setting.algorithm.traits.title, progress.round + 1, len(engine.schedule)))

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from safetensors import TensorSpec, deserialize, serialize
 from torch import Tensor
 
 from coterie.errors import WireError
-from coterie.wire.structure import flatten, unflatten
+from coterie.wire.structure import flatten, unflatten, unflatten_lazily
 
 FIELD = "coterie"
 HEADER_LIMIT = 100_000_000
@@ -123,6 +124,25 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         ) from error
 
 
+def opened(path: Path) -> Any:
+    """The message in a file of `encode`'s bytes, of which so far only the structure is read; see `Unread`.
+
+    The file has to stay until all is read that is wanted. Tensors are those of `decode`, to the bit and in their
+    alignment; those that stand in no dict are read at once. Raises WireError for a file that cannot be read or is cut.
+    """
+    header = json.loads(_read(path, 8, length := int.from_bytes(_read(path, 0, 8), "little")))
+    text = header.pop("__metadata__")[FIELD]
+    # As tuples they take a third of the memory, which all uploads of a round need at one time.
+    places = {name: (one["dtype"], tuple(one["shape"]), *one["data_offsets"]) for name, one in header.items()}
+
+    def stored(name: str) -> dict[str, Any]:
+        dtype, shape, start, end = places[name]
+        return {"dtype": dtype, "shape": shape, "data": _read(path, 8 + length + start, end - start)}
+
+    seeds = _seeds(stored("keys")) if "keys" in places else []
+    return unflatten_lazily(text, lambda index: _tensor(stored(str(index))), seeds)
+
+
 def size(message: Any, *, dense: bool = False) -> Size:
     """Exactly the bytes that `encode` would write, without copying a tensor; raises WireError as it does."""
     text, tensors = _parts(message, dense)
@@ -168,6 +188,19 @@ def _tensor(stored: dict[str, Any]) -> Tensor:
         return (torch.frombuffer(data, dtype=torch.uint8) != 0).reshape(shape)
     # A copy lies as torch aligns its own: sums over tensors aligned otherwise may differ in their last bits.
     return torch.frombuffer(data, dtype=dtype).reshape(shape).clone()
+
+
+def _read(path: Path, start: int, length: int) -> bytearray:
+    data = bytearray(length)
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            found = file.readinto(data)
+    except OSError as error:
+        raise WireError(f"{path}: cannot be read ({error.strerror}); nothing else may touch a run's folder") from error
+    if found < length:
+        raise WireError(f"{path}: is cut short; nothing else may touch a run's folder")
+    return data
 
 
 def _seeds(stored: dict[str, Any]) -> list[int]:

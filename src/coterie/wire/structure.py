@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -69,6 +69,32 @@ def unflatten(text: str, tensors: Sequence[Tensor], seeds: Sequence[int]) -> Any
     if reader.tensors or reader.seeds:
         raise WireError("holds tensors or keys that its structure does not mention")
     return message
+
+
+def unflatten_lazily(text: str, read: Callable[[int], Tensor], seeds: Sequence[int]) -> Any:
+    """As `unflatten` of text written here, but every dict is `Unread`, and `read` gives a tensor by its number."""
+    _, classes, root = json.loads(text)
+    return _LazyReader(classes, read, seeds).node(root)
+
+
+class Unread(Mapping[Any, Any]):
+    """A dict of a stored message: its keys are known, its values are read when they are asked for, each time anew."""
+
+    def __init__(self, nodes: Mapping[Any, Any], build: Callable[[Any], Any]) -> None:
+        self._nodes = nodes
+        self._build = build
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._build(self._nodes[key])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._nodes
 
 
 class _Writer:
@@ -192,6 +218,17 @@ class _Reader:
         index, *values = items
         kind, fields = self.classes[index]
         return rebuild(kind, dict(zip(fields, (self.node(one) for one in values), strict=True)))
+
+
+class _LazyReader(_Reader):
+    def __init__(self, classes: Sequence[Sequence[str]], read: Callable[[int], Tensor], seeds: Sequence[int]) -> None:
+        super().__init__(classes, (), seeds)
+        self.makers |= {
+            "d": lambda items: Unread(dict(zip(map(self.node, items[::2]), items[1::2], strict=True)), self.node),
+            "t": lambda items: read(_only(items)),
+            "c": lambda items: torch.view_as_complex(read(_only(items))),
+            "k": lambda items: Key(seeds[_only(items)]),
+        }
 
 
 def _may_be_key(key: Any) -> bool:
