@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from coterie.experiments.client_bases import (
     specs_of,
     taking_part,
 )
-from coterie.experiments.config import Config, ServerDataSection
+from coterie.experiments.config import Config
 from coterie.experiments.methods import configured
 from coterie.experiments.public_pool import given_bytes, held_as, pool_size, pools_of
 from coterie.experiments.shares import UNLABELLED, Shares, chosen_task, client_ids, dealt, share_out
@@ -38,6 +38,7 @@ from coterie.models.targets import check_rank
 from coterie.protocol import Card, Traits
 from coterie.training.asks import Plan, TrainSettings
 from coterie.training.executor import Executor
+from coterie.training.lower_choice import Reading, token_count, with_stored_lower
 from coterie.training.pool import executor_for, spread
 from coterie.training.probe import choose_plan
 
@@ -83,10 +84,11 @@ def build(config: Config, plan: Plan | None = None) -> Built:
             f"federation.min_replies is {config.federation.min_replies}, but only {sampled or len(specs)} "
             "clients take part in a round; lower it"
         )
-    if method.traits.server_data and config.server_data == ServerDataSection():
+    needed = method.traits.server_data
+    if needed is not None and getattr(config.server_data, needed) is None:
         raise ConfigError(
-            f"{method.traits.title} needs data at the server; set training examples aside for it, with "
-            "server_data.public=200 or server_data.unlabeled=200"
+            f"{method.traits.title} needs {needed} data at the server; set training examples aside for it, with "
+            f"server_data.{needed}=200"
         )
     if method.traits.shares_data and config.server_data.pool is None:
         raise ConfigError(
@@ -168,7 +170,11 @@ def build(config: Config, plan: Plan | None = None) -> Built:
         pool=pool_size(pools[SERVER]) if pools else None,
     )
     settings = train_settings(config)
-    chosen = plan or _plan(config, base, to_train_on(train), settings, max(ranks), sampled or len(specs))
+    cohort = sampled or len(specs)
+    if plan is None:
+        often = cohort / len(specs) * _passes_of_a_round(settings, [site.card.examples for site in sites.values()])
+        probed = _plan(config, base, to_train_on(train), settings, max(ranks), cohort)
+        plan = _with_lower(config, probed, bases, texts, often)
     setting = Setting(
         algorithm=method,
         sites=sites,
@@ -200,9 +206,7 @@ def build(config: Config, plan: Plan | None = None) -> Built:
             "pooled": _majority(task, task.test.labels, task.test.labels),
             "own": _own_majority(task, shares, specs),
         }
-    return Built(
-        setting, executor_for(bases, settings, chosen), base, chosen, task, shares.record, majority, opened.places
-    )
+    return Built(setting, executor_for(bases, settings, plan), base, plan, task, shares.record, majority, opened.places)
 
 
 def _classes(data: DataSet) -> int | None:
@@ -297,6 +301,30 @@ def _plan(config: Config, base: Base, train: DataSet, settings: TrainSettings, r
     if execution.clients_per_step != "auto":
         return replace(chosen, workers=execution.workers)
     return spread(chosen, execution.workers, cohort)
+
+
+def _passes_of_a_round(settings: TrainSettings, examples: Sequence[int]) -> float:
+    """How often a client that takes part trains on an example of its own, on average over these clients."""
+    if settings.epochs is not None:
+        return float(settings.epochs)
+    return (settings.steps or 0) * settings.batch_size / max(1.0, sum(examples) / len(examples))
+
+
+def _with_lower(
+    config: Config, plan: Plan, bases: Mapping[str, Base], texts: Mapping[str, _Texts], often: float
+) -> Plan:
+    """The plan with stored activations where they are wanted; often: passes over an example in a round, on average."""
+    execution = config.execution
+    if execution.lower == "off":
+        return plan
+    readings = []
+    for spec, base in bases.items():
+        read = texts[spec]
+        sets = [read.train, read.test, *read.tests.more.values()]
+        readings.append(Reading(base, to_train_on(read.train), sum(token_count(one) for one in sets)))
+    return with_stored_lower(
+        plan, readings, execution.lower, execution.lower_memory, execution.lower_disk, config.rounds * often
+    )
 
 
 def _shuffled(data: DataSet, key: Key) -> DataSet:

@@ -282,7 +282,13 @@ def _execution(folder: Path, config: Config) -> dict[str, Any]:
         chosen: dict[str, Any] = yaml.safe_load(place.read_text(encoding="utf-8"))
     else:
         plan = build(config).plan
-        chosen = {"dtype": plan.dtype, "attention": plan.attention, "clients_per_step": plan.clients_per_step}
+        lower = "stored" if plan.lower_memory or plan.lower_disk else "off"
+        chosen = {
+            "dtype": plan.dtype,
+            "attention": plan.attention,
+            "clients_per_step": plan.clients_per_step,
+            "lower": lower,
+        }
         write_whole(place, yaml.safe_dump(chosen, sort_keys=False))
     given = config.execution.model_dump()
     return {name: value for name, value in chosen.items() if given[name] == "auto"}

@@ -96,7 +96,8 @@ class CompressionSection(Section):
 
 
 class Columns(Section):
-    """The columns (JSON keys) of an own file or hub data set, where they are not called as here.
+    """The columns (JSON keys) of an own file or hub data set, where they are not called as here; `a.b` is what column a
+    has under b.
 
     text, pair, label: of a classification task; `pair` is the second text where the task is on pairs. image, label: of
     images. question, choices (one column, or one for each choice), answer, context: of multiple choice. prompt, answer,
@@ -131,6 +132,7 @@ class PartSection(Section):
     path: str | None = None
     test_path: str | None = None
     columns: Columns | None = None
+    answers_from: Literal[0, 1] | None = None
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="before")
@@ -152,7 +154,8 @@ class TaskSection(Section):
 
     path is a benchmark's folder, or the file of the tasks file, choices-file and instructions-file, or the folder of
     image-folder. To these belong test_path, columns and test_fraction (the share split off where there is no
-    test_path); hub data sets take columns and test_fraction too. template: the prompt of a language model, with
+    test_path); hub data sets take columns and test_fraction too. answers_from: the number of a question's first choice,
+    where answers are numbers (null: 0, and they may be texts). template: the prompt of a language model, with
     {question}, {prompt} or {text} for the example's own; score: whether a choice's score is the sum or the mean over
     its tokens.
 
@@ -168,6 +171,7 @@ class TaskSection(Section):
     path: str | None = None
     test_path: str | None = None
     columns: Columns | None = None
+    answers_from: Literal[0, 1] | None = None
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     template: str | None = None
     score: Literal["sum", "mean"] | None = None
@@ -178,7 +182,7 @@ class TaskSection(Section):
     def _parts_of_a_mixture(self) -> Self:
         if (self.name == "mixture") != (self.parts is not None):
             raise ValueError("parts belong to the task mixture: write {name: mixture, parts: [sms, movie]}")
-        own = ("train_limit", "test_limit", "path", "test_path", "columns", "test_fraction", "template", "score")
+        own = [name for name in type(self).model_fields if name not in ("name", "parts", "zero_shot")]
         given = [name for name in own if getattr(self, name) is not None]
         if self.parts is not None and given:
             raise ValueError(f"a mixture has no {given[0]} of its own; leave it out, or give it to parts that take it")
@@ -323,8 +327,14 @@ class EvaluateSection(Section):
 
 class ExecutionSection(Section):
     """How it is computed. `auto` is settled by a short probe, written into the run, and reused on resume. workers: how
-    many processes train and evaluate, each with so many threads; no result depends on it. strict sends every message
-    through bytes."""
+    many processes train and evaluate, each with so many threads, and on how many layers the server works at a time; no
+    result depends on it. strict sends every message through bytes. upload_memory: how many MiB of a round's uploads
+    wait in memory for the others; the rest waits in the run's folder, and is read layer by layer. No result depends on
+    it.
+
+    lower: whether the activations below the lowest adapter are stored for each example (see docs/speed.md): stored,
+    off, or auto for stored where it pays; in lower_memory MiB of memory, and lower_disk MiB of the user's cache, which
+    other runs share."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     attention: Literal["auto", "eager", "sdpa"] = "auto"
@@ -333,6 +343,16 @@ class ExecutionSection(Section):
     workers: Positive = 1
     device: str = "cpu"
     strict: bool = False
+    upload_memory: Annotated[int, Field(ge=0)] = 1024
+    lower: Literal["auto", "stored", "off"] = "auto"
+    lower_memory: Annotated[int, Field(ge=0)] = 512
+    lower_disk: Annotated[int, Field(ge=0)] = 4096
+
+    @model_validator(mode="after")
+    def _room_for_lower(self) -> Self:
+        if self.lower == "stored" and self.lower_memory + self.lower_disk == 0:
+            raise ValueError("lower=stored needs room; give lower_memory or lower_disk, or take lower=off")
+        return self
 
 
 class CheckpointSection(Section):

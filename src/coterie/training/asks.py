@@ -54,6 +54,9 @@ class Plan:
     clients_per_step: how many clients are trained at once (1: one after another).
     padding_rank: ranks are zero-padded to this (0: each stack to its own largest).
     workers: how many processes answer, each with so many threads (1: the run's own); no bit depends on it.
+    lower_memory, lower_disk: MiB for activations below the lowest adapter (see `coterie.training.lower`), of all
+    workers together and on disk; no bit depends on how many, but on whether there are any: with none they are computed
+    in each pass, padded with the batch.
     """
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
@@ -64,6 +67,8 @@ class Plan:
     device: str = "cpu"
     eval_batch_size: int = 64
     workers: int = 1
+    lower_memory: int = 0
+    lower_disk: int = 0
 
 
 @dataclass(frozen=True)

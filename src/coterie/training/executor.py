@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -25,6 +26,8 @@ from coterie.protocol import (
 from coterie.training.asks import Ask, Done, Plan, TrainSettings
 from coterie.training.evaluation import calibrate, evaluate, first_batch, gradient, predict
 from coterie.training.fit import fit
+from coterie.training.heap import keep_heap
+from coterie.training.lower import stored_lower
 from coterie.training.translation import Translator, strings_of, translated
 
 
@@ -37,10 +40,12 @@ class Executor:
 
     def __init__(self, bases: Mapping[str, Base], settings: TrainSettings, plan: Plan) -> None:
         torch.set_num_threads(plan.threads)
+        keep_heap()
         self.bases = dict(bases)
         self.settings = settings
         self.plan = plan
         self._translators: dict[tuple[str, str], Translator] = {}
+        self._lower = stored_lower(plan)
         for base in self.bases.values():
             base.prepare(plan.dtype, plan.attention, plan.device)
 
@@ -71,7 +76,9 @@ class Executor:
         return [self._unit(unit) for unit in units]
 
     def close(self) -> None:
-        """Ends whatever works for this executor; nothing does in one process."""
+        """Ends whatever works for this executor, which nothing does in one process; what it keeps is on disk then."""
+        if self._lower is not None:
+            self._lower.store.flush()
 
     def _unit(self, asks: list[Ask]) -> list[Done | Exception]:
         return self._fit(asks) if isinstance(asks[0].request, Fit) else [self._guarded(ask) for ask in asks]
@@ -80,7 +87,11 @@ class Executor:
         request = asks[0].request
         assert isinstance(request, Fit)
         try:
-            return fit(self._base(request.initial.spec or asks[0].spec), asks, self.settings, self.plan, self.bases)
+            base = self._base(request.initial.spec or asks[0].spec)
+            # What enters a block is imitated as the network computes it.
+            whole = isinstance(request.loss, Imitation)
+            with nullcontext() if whole else self._passes(base):
+                return fit(base, asks, self.settings, self.plan, self.bases)
         except Exception as error:
             if len(asks) == 1:
                 return [error]
@@ -94,7 +105,7 @@ class Executor:
             return error
 
     def _single(self, ask: Ask) -> Answer:
-        request, size = ask.request, self.plan.eval_batch_size
+        request = ask.request
         if isinstance(request, Weights):
             base = self._base(request.spec or ask.spec)
             return {name: base.weight(name) for name in request.names}
@@ -102,7 +113,11 @@ class Executor:
         if isinstance(request, Translate):
             return self._translated(ask, request)
         base = self._base(request.model.spec or ask.spec)
-        data = _data(ask)
+        with self._passes(base):
+            return self._passed(base, ask, request)
+
+    def _passed(self, base: Base, ask: Ask, request: Evaluate | Predict | Gradient | Calibrate) -> Answer:
+        data, size = _data(ask), self.plan.eval_batch_size
         if isinstance(request, Evaluate):
             chosen = data if request.batch == "all" else first_batch(data, self.settings, ask.key)
             taken = chosen if request.limit is None else chosen.select(range(min(request.limit, len(chosen))))
@@ -117,8 +132,11 @@ class Executor:
             return gradient(
                 base, request.model, ask.head, data, request.wrt, request.batch, self.settings, size, ask.key
             )
-        assert isinstance(request, Calibrate)
         return calibrate(base, request.model, ask.head, data, size)
+
+    def _passes(self, base: Base) -> AbstractContextManager[None]:
+        """For passes inside: with stored activations below the lowest adapter where the plan has room for them."""
+        return nullcontext() if self._lower is None else self._lower.used(base)
 
     def _translated(self, ask: Ask, request: Translate) -> TopLogits:
         own, source, target = self._base(ask.spec), self._base(request.source), _data(ask)

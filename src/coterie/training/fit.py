@@ -18,7 +18,7 @@ from torch import Tensor
 
 from coterie.data.text import TextSet, joint_batch
 from coterie.errors import CoterieError, RunError
-from coterie.models.loading import Base
+from coterie.models.loading import Base, moved
 from coterie.protocol import (
     Distillation,
     FeaturePenalty,
@@ -173,19 +173,16 @@ class _Stack:
         chosen = [self.trainees[i] for i in rows]
         batches = [trainee.batches[number] for trainee in chosen]
         room = self._room(len(rows))
-        index = torch.tensor(rows, device=self.like.device)
+        index = moved(torch.tensor(rows), self.like.device)
         if room is not self.main:
             room.flat.values.copy_(self.main.flat.values[index])
             for place in self.varying:
                 room.data[place].copy_(self.main.data[place][index])
-        counts = torch.tensor(
-            [
-                len(batch.indices) if self.teacher is not None else label_count(trainee.data, batch.indices)
-                for trainee, batch in zip(chosen, batches, strict=True)
-            ],
-            dtype=self.losses.dtype,
-            device=self.like.device,
-        )
+        counted = [
+            len(batch.indices) if self.teacher is not None else label_count(trainee.data, batch.indices)
+            for trainee, batch in zip(chosen, batches, strict=True)
+        ]
+        counts = moved(torch.tensor(counted, dtype=self.losses.dtype), self.like.device)
         dropout = self._dropout(rows) if self.settings.dropout > 0 else None
         generators = [] if dropout is None else dropout.generators
         keeping = recomputed(self.base.network, generators) if self.settings.checkpointing else nullcontext()
@@ -308,11 +305,12 @@ class _Stack:
     def _penalty_backward(self, alive: list[int]) -> None:
         if not self.penalties:
             return
-        living = torch.zeros(self.clients, dtype=torch.bool, device=self.like.device)
-        living[torch.tensor(alive, device=self.like.device)] = True
+        living = torch.zeros(self.clients, dtype=torch.bool)
+        living[alive] = True
         values = torch.stack([penalty.value(self.main.model) for penalty in self.penalties]).sum(dim=0)
         if values.requires_grad:
-            self.main.flat.add_gradients(torch.where(living, values, 0.0).sum(), fresh=False)
+            counting = torch.where(moved(living, self.like.device), values, 0.0)
+            self.main.flat.add_gradients(counting.sum(), fresh=False)
 
     @torch.no_grad()
     def _penalty_values(self) -> list[float]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from coterie.data.images import ImageSet
 from coterie.data.sequences import IGNORED, ChoiceSet, Classified, DataSet, SequenceSet
 from coterie.errors import DataError, ModelError
-from coterie.models.loading import Base, inputs_of
+from coterie.models.loading import Base, inputs_of, moved
 from coterie.training.mixing import share_out
 
 TrainSet = Classified | SequenceSet
@@ -75,17 +75,22 @@ def labelled(base: Base, batch: Mapping[str, Tensor], clients: int = 1) -> Label
 
     A language model computes no others: its output layer is the largest of all.
     """
-    labels = batch["labels"].to(base.device)
+    labels = batch["labels"]
     if not base.is_language:
         share_out(base, batch)
-        return Labelled(logits_of(base, batch), labels, torch.arange(len(labels), device=labels.device))
+        return Labelled(
+            logits_of(base, batch), moved(labels, base.device), torch.arange(len(labels), device=base.device)
+        )
+    # Counted where the batch was made: asking a GPU how many there are would wait for all that is queued there.
     following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).reshape(clients, -1)
-    kept = [row.ne(IGNORED).nonzero().squeeze(1) for row in following]
+    found = [row.ne(IGNORED).nonzero().squeeze(1) for row in following]
+    places = torch.cat([places + client * following.shape[1] for client, places in enumerate(found)])
+    targets = following.reshape(-1)[places]
+    kept = [moved(own, base.device) for own in found]
     share_out(base, batch, kept)
     with base.slots.keeping(kept):
         logits = logits_of(base, batch)
-    places = torch.cat([places + client * following.shape[1] for client, places in enumerate(kept)])
-    return Labelled(logits, following.reshape(-1)[places], places)
+    return Labelled(logits, moved(targets, base.device), moved(places, base.device))
 
 
 def label_losses(found: Labelled) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.models.loading import moved
 from coterie.training.asks import TrainSettings
 
 
@@ -65,7 +66,7 @@ def step(
         state.steps = [count + 1 for count in state.steps]
         _update(values, grads, state.first, state.second, state.steps, rates, settings, trained, rate_scale)
         return
-    chosen = torch.tensor(list(rows), device=values.device)
+    chosen = moved(torch.tensor(list(rows)), values.device)
     for row in rows:
         state.steps[row] += 1
     part = values[chosen]
@@ -117,7 +118,7 @@ def _update(
 
 
 def _column(like: Tensor, numbers: Sequence[float]) -> Tensor:
-    return torch.tensor(list(numbers), dtype=like.dtype, device=like.device).unsqueeze(1)
+    return moved(torch.tensor(list(numbers), dtype=like.dtype), like.device).unsqueeze(1)
 
 
 def learning_rate(settings: TrainSettings, number: int, total: int) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.data.batches import Batch
 from coterie.data.sequences import DataSet
 from coterie.errors import DataError, ModelError
-from coterie.models.loading import Base
+from coterie.models.loading import Base, moved
 from coterie.protocol import Core, Distillation, Fit, LowRank, Model, Routed, WeakToStrong, matching
 from coterie.training.asks import Ask, Head, TrainSettings
 from coterie.training.distilling import check_distillation
@@ -124,4 +124,4 @@ class Dropout:
             else torch.full(x.shape[1:], 1 - self.rate)
             for generator, names in zip(self.generators, self.dropped, strict=True)
         ]
-        return x * torch.stack(masks).div_(1 - self.rate).to(x.device, x.dtype)
+        return x * moved(torch.stack(masks).div_(1 - self.rate).to(x.dtype), x.device)
