@@ -28,7 +28,7 @@ slow: $(READY)
 	$(ONE_THREAD) $(BIN)/python -m pytest -m slow
 
 bench: $(READY)
-	@for script in benchmarks/*.py; do echo "$(BIN)/python $$script"; $(ONE_THREAD) $(BIN)/python $$script || exit 1; done
+	$(BIN)/python benchmarks/table.py --json bench.json
 
 docs: $(READY)
 	$(BIN)/python tools/deviations.py docs/deviations.md

@@ -3,14 +3,17 @@
 A contender is a script, called as `SCRIPT FOLDER OUT [arguments]`: FOLDER is what `prepare.py` made, OUT the file for
 the adapter and head that it ends with. It plays one round to warm up, then calls `mark("ready")`, plays all rounds
 from the start, calls `mark("done")`, and saves. Whoever plays rounds elsewhere marks them from there.
+
+What `prepared` understands for everybody: `--padded`, every batch is filled up to the longest length that is allowed;
+`--threads N`, so many of PyTorch, in place of one.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from torch import Tensor
 Weights = dict[str, Tensor]
 PREFIX = "base_model.model."
 HALVES = {"B": "lora_B.weight", "A": "lora_A.weight"}
+IGNORED = -100
+"""The label of a token that is not to be predicted."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,22 @@ class Work:
 
     @cached_property
     def tables(self) -> Weights:
-        """ids, mask (n, L) and labels (n,), int64, of all examples."""
+        """Of all examples, int64: ids, mask (n, L), and labels (n,); of a language model's in their place prompts (n,).
+
+        L is the longest length that is allowed; prompts: how many of the first tokens are not to be predicted.
+        """
         return load_file(self.folder / "data.safetensors")
+
+    @property
+    def language(self) -> bool:
+        """Whether a language model is trained, and no classifier."""
+        return "prompts" in self.tables
+
+    def padded(self) -> Work:
+        """The same with every batch filled up to L tokens."""
+        longest = self.tables["ids"].shape[1]
+        filled = [[[(indices, longest) for indices, _ in own] for own in batches] for batches in self.batches]
+        return replace(self, batches=filled)
 
     @cached_property
     def start(self) -> Weights:
@@ -52,25 +71,31 @@ class Work:
         """The examples as a model takes them, padded to `length` tokens."""
         rows = torch.tensor(indices)
         tables = self.tables
-        return {
-            "input_ids": tables["ids"][rows, :length],
-            "attention_mask": tables["mask"][rows, :length],
-            "labels": tables["labels"][rows],
-        }
+        ids, mask = tables["ids"][rows, :length], tables["mask"][rows, :length]
+        if self.language:
+            answers = mask.bool() & (torch.arange(length) >= tables["prompts"][rows][:, None])
+            labels = torch.where(answers, ids, IGNORED)
+        else:
+            labels = tables["labels"][rows]
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+    def network(self, **options: Any) -> Any:
+        """The frozen network as transformers loads it, in fp32."""
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        kind = AutoModelForCausalLM if self.language else AutoModelForSequenceClassification
+        return kind.from_pretrained(self.folder / "model", dtype=torch.float32, **options)
 
     def peft_model(self) -> Any:
         """A fresh model under PEFT, with the start loaded; in eval mode, as nobody uses dropout here."""
         from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
-        from transformers import AutoModelForSequenceClassification
-        from transformers.utils import logging
 
-        logging.disable_progress_bar()
-        network = AutoModelForSequenceClassification.from_pretrained(
-            self.folder / "model", attn_implementation="eager", dtype=torch.float32
-        )
+        network = self.network(attn_implementation="eager")
         lora = self.settings["lora"]
         config = LoraConfig(
-            task_type="SEQ_CLS",
+            task_type="CAUSAL_LM" if self.language else "SEQ_CLS",
             r=lora["rank"],
             lora_alpha=lora["rank"] * lora["scale"],
             target_modules=lora["targets"],
@@ -97,10 +122,16 @@ class Work:
 
 
 def prepared() -> tuple[Work, Path, list[str]]:
-    """The workload, where to save, and further arguments; one thread, as for everybody."""
-    torch.set_num_threads(1)
-    folder, out, *rest = sys.argv[1:]
-    return Work.read(folder), Path(out), rest
+    """The workload, where to save, and further arguments; one thread unless more are asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--padded", action="store_true")
+    parser.add_argument("--threads", type=int, default=1)
+    asked, rest = parser.parse_known_args()
+    torch.set_num_threads(asked.threads)
+    work = Work.read(asked.folder)
+    return work.padded() if asked.padded else work, asked.out, rest
 
 
 def mark(name: str) -> None:

@@ -5,8 +5,8 @@ each step sees are drawn as coterie draws them, and written down for all.
 
 model: {layers, width, heads, vocabulary, seed} for a random encoder, or {asset} for one of `coterie assets`.
 data: {length, seed} for random tokens with random labels, or {task} for the training texts of a task, cut to
-`length` tokens. clients, examples: how many, and how many each has. cohort, rounds, steps, batch, lora {rank, scale,
-targets}, optimizer {name, lr}, seed, cores.
+`length` tokens; of questions with options a language model learns the right ones. clients, examples: how many, and how
+many each has. cohort, rounds, steps, batch, lora {rank, scale, targets}, optimizer {name, lr}, seed, cores.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from ours import engine, texts, weights_of
 from safetensors.torch import save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
+from coterie.assets import fetch
+from coterie.data.sequences import SequenceSet, tokenise_choices
+from coterie.data.tasks import Questions, load_task
+from coterie.data.tasks.language import spaced
+from coterie.data.text import TextSet, tokenise
 from coterie.maths.keys import root_key
 from coterie.training.evaluation import training_batches
 
@@ -30,9 +35,12 @@ def main() -> None:
     """Writes model/, data.safetensors, start.safetensors and work.json."""
     folder, settings = Path(sys.argv[1]), json.load(sys.stdin)
     tables = data(settings)
-    settings["classes"] = int(tables["labels"].max()) + 1
+    settings["classes"] = int(tables["labels"].max()) + 1 if "labels" in tables else None
     save_file(tables, folder / "data.safetensors")
-    model(settings).save_pretrained(folder / "model")
+    if settings["classes"] is None:
+        (folder / "model").symlink_to(fetch(settings["model"]["asset"]), target_is_directory=True)
+    else:
+        model(settings).save_pretrained(folder / "model")
     bare = Work(folder, settings, [], [])
     made = engine(bare)
     start = made.begin()
@@ -60,8 +68,6 @@ def model(settings: dict[str, Any]) -> torch.nn.Module:
     asked = settings["model"]
     torch.manual_seed(asked.get("seed", 0))
     if "asset" in asked:
-        from coterie.assets import fetch
-
         place = fetch(asked["asset"])
         found: torch.nn.Module = AutoModelForSequenceClassification.from_pretrained(
             place, num_labels=settings["classes"], dtype=torch.float32
@@ -80,7 +86,7 @@ def model(settings: dict[str, Any]) -> torch.nn.Module:
 
 
 def data(settings: dict[str, Any]) -> Weights:
-    """ids, mask (n, L) and labels (n,), client after client."""
+    """ids, mask (n, L) and labels or prompts (n,), client after client."""
     asked, count = settings["data"], settings["clients"] * settings["examples"]
     length, key = asked["length"], root_key(asked.get("seed", 0)).fold("data")
     if "task" not in asked:
@@ -90,17 +96,28 @@ def data(settings: dict[str, Any]) -> Weights:
         return {"ids": drawn.view(count, length), "mask": torch.ones(count, length).long(), "labels": labels}
     from transformers import AutoTokenizer
 
-    from coterie.assets import fetch
-    from coterie.data.tasks import load_task
-    from coterie.data.text import tokenise
-
-    train = load_task(asked["task"], seed_key=key.fold("task")).train
+    task = load_task(asked["task"], seed_key=key.fold("task"))
     tokenizer = AutoTokenizer.from_pretrained(fetch(settings["model"]["asset"]))
-    whole = tokenise(train.texts, train.pairs, train.labels, tokenizer, length, cached=False)
+    if isinstance(task.train, Questions):
+        whole: TextSet | SequenceSet = answers(task.train, tokenizer, length)
+    else:
+        train = task.train
+        whole = tokenise(train.texts, train.pairs, train.labels, tokenizer, length, cached=False)
     if len(whole) < count:
-        raise SystemExit(f"{asked['task']} has {len(whole)} training texts, and {count} are asked for")
-    batch = whole.batch(key.choice(len(whole), count), int(whole.lengths.max()))
-    return {"ids": batch["input_ids"], "mask": batch["attention_mask"], "labels": batch["labels"]}
+        raise SystemExit(f"{asked['task']} has {len(whole)} training examples, and {count} are asked for")
+    chosen = key.choice(len(whole), count)
+    batch = whole.batch(chosen, length)
+    tables = {"ids": batch["input_ids"], "mask": batch["attention_mask"]}
+    if isinstance(whole, SequenceSet):
+        return tables | {"prompts": whole.prompts[whole.rows[torch.as_tensor(chosen)]]}
+    return tables | {"labels": batch["labels"]}
+
+
+def answers(questions: Questions, tokenizer: Any, length: int) -> SequenceSet:
+    """Every question with its right option."""
+    pairs = zip(questions.prompts, questions.choices, strict=True)
+    options = [[spaced(prompt, option) for option in listed] for prompt, listed in pairs]
+    return tokenise_choices(questions.prompts, options, questions.labels, tokenizer, length).answers()
 
 
 if __name__ == "__main__":

@@ -21,8 +21,11 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there i
 
 PREPARE = """
 import json, pathlib, sys
+import numpy
+from safetensors.numpy import save_file
 folder = pathlib.Path(sys.argv[1])
 (folder / "work.json").write_text(json.dumps(json.load(sys.stdin)))
+save_file({"head": numpy.zeros(3)}, folder / "start.safetensors")
 """
 CONTENDER = """
 import json, pathlib, sys, time
@@ -41,6 +44,9 @@ CONTENDERS = [
     {"name": "near", "script": "contender.py", "arguments": ["1e-6"]},
     {"name": "reference", "script": "contender.py", "arguments": ["0"]},
     {"name": "far", "script": "contender.py", "arguments": ["1e-3"]},
+    {"name": "coarse", "script": "contender.py", "arguments": ["2e-2"], "twin": "near"},
+    {"name": "too coarse", "script": "contender.py", "arguments": ["8e-2"], "twin": "near"},
+    {"name": "unproven", "script": "contender.py", "arguments": ["2e-2"], "twin": "far"},
     {"name": "broken", "script": "broken.py"},
     {"name": "silent", "script": "silent.py"},
     {"name": "endless", "script": "endless.py"},
@@ -65,6 +71,7 @@ def file(tmp_path: Path) -> Path:
         "prepare": "prepare.py",
         "reference": "reference",
         "tolerance": 1e-5,
+        "change": 0.05,
         "workload": {"rounds": 4, "cores": 1},
         "contenders": CONTENDERS,
     }
@@ -80,13 +87,17 @@ def test_only_rows_that_end_where_the_reference_does_count(
     assert told.code == 0
     content = json.loads((tmp_path / "out.json").read_text())
     rows = content["rows"]
-    assert {name for name, row in rows.items() if row["valid"]} == {"near", "reference"}
+    assert {name for name, row in rows.items() if row["valid"]} == {"near", "reference", "coarse"}
     assert rows["near"]["apart"] == pytest.approx(1e-6, rel=0.2) and rows["reference"]["apart"] == 0
     assert len(rows["near"]["seconds"]) == 2 and len(rows["far"]["seconds"]) == 1
     assert 0.2 <= rows["near"]["best"] <= rows["near"]["median"]
     assert rows["near"]["versions"] == {"torch": "any"}
+    assert rows["coarse"]["drift"] == pytest.approx(2e-2) and rows["near"]["drift"] is None
+    assert "2.0% of change" in told.out
     reasons = {name: row["why"] for name, row in rows.items() if row["why"]}
     assert reasons["far"].startswith("void: its end is 1.0e-03 from that of reference")
+    assert reasons["too coarse"] == "void: its change from the start is 8.0% off that of reference"
+    assert reasons["unproven"] == "void: its twin 'far' has no valid figures"
     assert reasons["broken"] == "ended with code 1: ValueError: no such weather"
     assert reasons["silent"] == "ended with code 0: it said nothing"
     assert reasons["endless"].startswith("ended with code -9")
@@ -106,6 +117,8 @@ def test_a_busy_machine_is_refused_unless_told(
     monkeypatch.setattr(module, "busy_cores", lambda: 0.1)
     told = coterie("bench", file, "--only", "near", "--repeats", 1)
     assert told.code == 0 and "near" in told.out and "reference" in told.out and "broken" not in told.out
+    told = coterie("bench", file, "--only", "coarse", "--repeats", 1)
+    assert told.code == 0 and "near" in told.out and "void" not in told.out
 
 
 @pytest.mark.parametrize(
@@ -123,6 +136,10 @@ def test_a_file_that_is_no_contest_is_told(coterie: Callable[..., Any], file: Pa
     content = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump(content | {"reference": "far away"}))
     assert "the reference 'far away' is no contender" in coterie("bench", file).complaint
+    file.write_text(yaml.safe_dump(content | {"change": None}))
+    assert "'coarse' has a twin, but there is no `change` to judge it by" in coterie("bench", file).complaint
+    file.write_text(yaml.safe_dump(content | {"contenders": [*CONTENDERS, CONTENDERS[3] | {"twin": "nobody"}]}))
+    assert "'coarse' has a twin, but 'nobody' is no contender" in coterie("bench", file).complaint
     file.write_text(yaml.safe_dump({"prepare": "x"}))
     assert "reference: Field required" in coterie("bench", file).complaint
     assert "cannot be read" in coterie("bench", file.with_name("absent.yaml")).complaint

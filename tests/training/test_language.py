@@ -299,3 +299,13 @@ def test_labels_cover_the_answer_alone() -> None:
         assert torch.equal(batch["labels"][row][prompt : prompt + len(answer)], answer)
         assert int((batch["labels"][row] != IGNORED).sum()) == len(answer)
         assert int(batch["attention_mask"][row].sum()) == prompt + len(answer)
+
+
+def test_sequences_longer_than_a_batch_of_logits_may_be_are_scored_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = exact_base(gpt2_lm)
+    model = lora(base, 3)
+    expected = single(base, Evaluate(model, data="train")), single(base, Predict(model, data="train"))
+    monkeypatch.setattr("coterie.training.evaluation._TOKENS", 4)  # fewer than a sequence has
+    found = single(base, Evaluate(model, data="train")), single(base, Predict(model, data="train"))
+    assert found[0].loss == pytest.approx(expected[0].loss, abs=1e-12)
+    assert torch.allclose(found[1].logits, expected[1].logits)

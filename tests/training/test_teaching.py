@@ -35,7 +35,7 @@ from training.small import (
 from coterie.data.sequences import ChoiceSet, SequenceSet
 from coterie.data.text import TextSet
 from coterie.errors import DataError
-from coterie.protocol import Evaluate, Fit, Predict, ProductDistance, WeakToStrong
+from coterie.protocol import Dense, Evaluate, Fit, Model, Predict, ProductDistance, WeakToStrong
 from coterie.training.asks import Done
 from coterie.training.teaching import needs_whole
 
@@ -96,6 +96,19 @@ def test_a_student_of_texts_without_classes_is_that_of_the_plain_loop(form) -> N
     each = taught(base, data=data, **form)
     (done,) = answers(base, [each])
     assert farthest(tensors(fitted(done)), train_alone(bert().eval().double(), each.head, each, STEPS)) < 1e-9
+
+
+def test_a_student_of_all_weights_is_that_of_the_plain_loop() -> None:
+    base, settings = base_of(), replace(STEPS, clip=0.5, dropout=0.2)
+    data = replace(texts(22), stored_labels=torch.full((22,), -1))
+    zeros = {n: torch.zeros(layer.d_out, layer.d_in, dtype=torch.float64) for n, layer in base.layers.items()}
+    start = Model(delta={name: Dense(W) for name, W in zeros.items()})
+    fit = Fit(start, train=("delta.*",), head=False, loss=WeakToStrong(targets(data), 0.5))
+    each = ask(base, fit, data=data)
+    (done,) = answers(base, [each], settings)
+    expected = train_alone(bert().eval().double(), each.head, each, replace(settings, dropout=0.0))
+    got = tensors(fitted(done))
+    assert farthest(got, expected) < 1e-9 and all(bool(got[f"delta.{name}.W"].any()) for name in zeros)
 
 
 def by_token(data: SequenceSet, name: str = "teacher") -> Tensor:

@@ -24,7 +24,8 @@ def bench(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A contest, such as benchmarks/peers/small.yaml.")],
     repeats: Annotated[int, typer.Option(min=1, help="How often each plays, in turn and in a new process.")] = 5,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="This contender; repeatable. The reference always plays.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="This contender; repeatable. The reference and its twin play too."),
     ] = None,
     python: Annotated[
         list[str] | None,
@@ -37,7 +38,8 @@ def bench(
     """Play one workload with several programs and compare their times.
 
     All get the same model, data, cohorts, mini-batches and optimiser, and one thread a process. A row counts only if
-    the adapter that it ends with is that of the reference, but for rounding. Start-up is apart.
+    the adapter that it ends with is that of the reference, but for rounding (of bf16, where it has a twin in fp32).
+    Start-up is apart.
     """
     from rich.console import Console
 
@@ -62,6 +64,7 @@ def bench(
             "contest": file.name,
             "workload": contest.workload,
             "tolerance": contest.tolerance,
+            "change": contest.change,
             "machine": {
                 "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
                 "system": platform.platform(),
@@ -80,7 +83,8 @@ def _chosen(contest: Contest, only: Sequence[str]) -> Contest:
     for name in only:
         if name not in names:
             raise ConfigError(f"there is no contender {name!r}{nearest(name, names)}")
-    kept = [one for one in contest.contenders if not only or one.name in (*only, contest.reference)]
+    twins = [one.twin for one in contest.contenders if one.name in only]
+    kept = [one for one in contest.contenders if not only or one.name in (*only, *twins, contest.reference)]
     return contest.model_copy(update={"contenders": tuple(kept)})
 
 
@@ -108,11 +112,12 @@ def _table(contest: Contest, rows: Sequence[Row]) -> Table:
     for title in ("contender", "best s", "median s", "faster", "CPU s", "start s", "peak MiB", "apart"):
         table.add_column(title, justify="left" if title == "contender" else "right")
     for name, row in figures.items():
+        apart = "" if row["apart"] is None else f"{row['apart']:.0e}"
+        apart = apart if row["drift"] is None else f"{row['drift']:.1%} of change"
         if not row["valid"]:
-            apart = "" if row["apart"] is None else f"{row['apart']:.0e}"
             table.add_row(name, *["-"] * 6, apart)
             continue
         times = f"{reference['median'] / row['median']:.2f}×" if reference["valid"] else "-"
         numbers = [f"{row['best']:.3f}", f"{row['median']:.3f}", times, f"{row['cpu']:.2f}", f"{row['start']:.1f}"]
-        table.add_row(name, *numbers, f"{row['peak_mib']:.0f}", f"{row['apart']:.0e}")
+        table.add_row(name, *numbers, f"{row['peak_mib']:.0f}", apart)
     return table

@@ -22,11 +22,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from coterie.cli.processes import Watch, busy_cores, descendants
 from coterie.errors import ConfigError, nearest
 
+START = "start.safetensors"
+"""In a workload's folder: what everybody begins with, where a contender has a twin."""
+
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 class Contender(BaseModel):
-    """script: beside the file; needs: modules without which it cannot run; environment: whose interpreter it needs."""
+    """script: beside the file; needs: modules without which it cannot run; environment: whose interpreter it needs.
+
+    twin: the contender that does the same in full precision; see `Contest`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str
@@ -34,16 +39,23 @@ class Contender(BaseModel):
     arguments: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     environment: str | None = None
+    twin: str | None = None
 
 
 class Contest(BaseModel):
     """prepare: a script that makes the workload's folder; tolerance: how far any final weight may be from those of the
-    reference."""
+    reference.
+
+    A contender in lower precision cannot be that near. It counts if its twin does, which shows that both do the work
+    that was asked for, and if its own change from the common start is no further from the reference's change than
+    the part `change` of it, in the Euclidean norm of all weights. A step left out, or another one taken, shows there.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     prepare: str
     reference: str
     tolerance: float
+    change: float | None = None
     workload: dict[str, Any]
     contenders: tuple[Contender, ...]
 
@@ -63,16 +75,19 @@ class Played:
 
 @dataclass
 class Row:
-    """What is known of a contender; `apart`: the largest distance of a final weight. why: it has no valid figures."""
+    """What is known of a contender. apart: the largest distance of a final weight; drift: where it has a twin, how far
+    its change is from the reference's, as a part of that; why: it has no valid figures."""
 
     contender: Contender
     played: list[Played] = field(default_factory=list)
     apart: float | None = None
+    drift: float | None = None
     why: str | None = None
 
     def figures(self) -> dict[str, Any]:
         """As it is written."""
-        found: dict[str, Any] = {"valid": self.why is None and bool(self.played), "why": self.why, "apart": self.apart}
+        valid = self.why is None and bool(self.played)
+        found: dict[str, Any] = {"valid": valid, "why": self.why, "apart": self.apart, "drift": self.drift}
         if self.played:
             seconds = [one.seconds for one in self.played]
             found |= {
@@ -102,6 +117,10 @@ def read_contest(place: Path) -> Contest:
     names = [contender.name for contender in made.contenders]
     if made.reference not in names:
         raise ConfigError(f"{place}: the reference {made.reference!r} is no contender{nearest(made.reference, names)}")
+    for one in made.contenders:
+        if one.twin is not None and (one.twin not in names or made.change is None):
+            lacks = "there is no `change` to judge it by" if one.twin in names else f"{one.twin!r} is no contender"
+            raise ConfigError(f"{place}: {one.name!r} has a twin, but {lacks}")
     return made
 
 
@@ -193,6 +212,18 @@ def furthest(one: Path, other: Path) -> float:
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
 
+def drifted(one: Path, other: Path, start: Path) -> float:
+    """How far the change of one file from the start is from the other's, as a part of the latter: Euclidean norms."""
+    from safetensors.torch import load_file
+
+    a, b, began = load_file(one), load_file(other), load_file(start)
+    if {k: v.shape for k, v in a.items()} != {k: v.shape for k, v in b.items()}:
+        return float("inf")
+    between = sum(float((a[name].double() - b[name].double()).square().sum()) for name in a)
+    whole = sum(float((b[name].double() - began[name].double()).square().sum()) for name in b)
+    return float((between / whole) ** 0.5) if whole else float("inf")
+
+
 def contend(
     contest: Contest, place: Path, folder: Path, interpreters: Mapping[str, str], repeats: int, limit: float
 ) -> Iterator[tuple[list[Row], str]]:
@@ -213,18 +244,27 @@ def contend(
                 row.played.append(found)
             except RuntimeError as error:
                 row.why = str(error)
-            _judge(rows, outs, contest)
+            _judge(rows, outs, contest, folder / START)
             yield list(rows.values()), name
 
 
-def _judge(rows: Mapping[str, Row], outs: Mapping[str, Path], contest: Contest) -> None:
-    """Compares whoever has played with the reference."""
+def _judge(rows: Mapping[str, Row], outs: Mapping[str, Path], contest: Contest, start: Path) -> None:
+    """Compares whoever has played with the reference, twins first."""
     reference = outs[contest.reference]
-    for name, row in rows.items():
-        if row.played and row.why is None and reference.is_file():
-            row.apart = furthest(outs[name], reference)
+    for name, row in sorted(rows.items(), key=lambda item: item[1].contender.twin is not None):
+        if not row.played or row.why is not None or not reference.is_file():
+            continue
+        row.apart = furthest(outs[name], reference)
+        twin = row.contender.twin
+        if twin is None:
             if not row.apart <= contest.tolerance:
                 row.why = f"void: its end is {row.apart:.1e} from that of {contest.reference}"
+            continue
+        row.drift = drifted(outs[name], reference, start) if start.is_file() else float("inf")
+        if contest.change is None or not row.drift <= contest.change:
+            row.why = f"void: its change from the start is {row.drift:.1%} off that of {contest.reference}"
+        elif twin not in rows or rows[twin].why is not None:
+            row.why = f"void: its twin {twin!r} has no valid figures"
 
 
 def _interpreter(contender: Contender, interpreters: Mapping[str, str]) -> str:

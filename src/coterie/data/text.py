@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
 import torch
-import transformers
 from numpy.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -232,7 +232,7 @@ def _digest(
 ) -> str:
     """The name of a cache entry. Library versions are in it, since normalisation may change with them."""
     hashed = hashlib.blake2b(digest_size=16)
-    versions = [tokenizers.__version__, transformers.__version__]
+    versions = [tokenizers.__version__, version("transformers")]
     pairing = "some" if pairs is not None and "" in pairs else str(pairs is not None)
     _feed(hashed, [*versions, tokenizer_identity(tokenizer), str(max_length), pairing])
     _feed(hashed, texts)
