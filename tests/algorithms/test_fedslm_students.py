@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.fedslm_worlds import W, factors, taught
+from algorithms.fedslm_worlds import W, begun, card, factors, taught
 from coterie.algorithms import FedSLM
 from coterie.algorithms.fedslm_students import Form
 from coterie.protocol import (
     Dense,
+    Federation,
     Predict,
     WeakToStrong,
 )
@@ -34,7 +35,7 @@ def test_the_fused_model_teaches_students_that_all_start_alike_and_the_first_is_
         assert all(torch.equal(fit.initial.parameters[n], v) for n, v in fits[0].initial.parameters.items())
         assert fit.initial["lora"]["up_proj"].rank == 16 and fit.initial["lora"]["up_proj"].scale == 2.0
     deployed = method.global_model(state)
-    assert deployed is not None and deployed["lora"]["up_proj"] is state.students["confidence-0.25"]["up_proj"]
+    assert deployed is not None and deployed is state.students["confidence-0.25"]
     further = method.further_global_models(state)
     assert list(further) == ["weak", "entropy-0.5"]
     assert torch.equal(further["entropy-0.5"]["lora"]["up_proj"].A, fits[1].initial["lora"]["up_proj"].A + 3)
@@ -56,6 +57,27 @@ def test_the_fused_model_teaches_students_that_all_start_alike_and_the_first_is_
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
         FedSLM(**options)
+
+
+def test_the_loss_of_every_student_s_training_is_recorded_by_its_name() -> None:
+    method = FedSLM(beside=(("confidence", 0.25), ("confidence", 0.5)))
+    before, after = begun(method, card("a", 3)), taught(method, torch.zeros(2, 2))[0]
+    federation = Federation((card("a", 3),), 3, ("unlabeled",))
+    assert method.measures(before, federation, {}) == {}
+    told = {"entropy-0.5": 0.2, "confidence-0.25": 0.3, "confidence-0.5": 0.4}
+    assert method.measures(after, federation, {}) == {"students": told}
+
+
+def test_a_student_of_all_weights_starts_at_those_of_the_full_model_and_trains_every_one() -> None:
+    method = FedSLM(student="full", beside=(("confidence", 0.25),), student_lr=0.5)
+    state, (_, *fits) = taught(method, torch.zeros(2, 2))
+    for fit in fits:
+        (term,) = fit.initial["delta"].values()
+        assert list(fit.initial["delta"]) == ["up_proj"] and torch.equal(term.W, torch.zeros(6, 8))
+        assert fit.train == ("delta.*",) and fit.lr_scale == {"delta.*": 0.5}
+    deployed = method.global_model(state)
+    assert deployed is not None and list(deployed.terms) == ["delta"]
+    assert list(method.further_global_models(state)) == ["weak", "confidence-0.25"]
 
 
 def test_the_state_of_a_run_holds_what_is_deployed_and_the_teacher_but_no_factors_of_bases() -> None:

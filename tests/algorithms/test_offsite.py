@@ -7,10 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from coterie.algorithms.offsite import block_of_last, check_bottlenecks, initial_bottlenecks, mean_terms
+from coterie.algorithms.offsite import (
+    Bottlenecks,
+    Factors,
+    Kind,
+    block_of_last,
+    check_bottlenecks,
+    initial_bottlenecks,
+    mean_terms,
+    of_layers,
+)
 from coterie.errors import ModelError
 from coterie.maths.keys import root_key
-from coterie.protocol import Bottleneck, Card, Layer, Uploads
+from coterie.protocol import Bottleneck, Card, Federation, Layer, Model, Uploads
 
 LAYERS = {f"h.{block}.up": Layer(6, 4) for block in (0, 1, 8, 9)}
 KEY = root_key(5)
@@ -49,3 +58,31 @@ def test_uploads_that_are_no_bottlenecks_of_this_client_are_refused() -> None:
             check_bottlenecks(payload, ONE, 3)
     with pytest.raises(ModelError, match="a bottleneck of 4"):
         check_bottlenecks(filled(1.0), ONE, 4)
+
+
+@pytest.mark.parametrize(("kind", "term"), [(Factors(), "lora"), (Bottlenecks(3), "bottleneck")])
+def test_what_a_client_gets_of_a_fresh_adapter_fits_it_has_the_size_that_is_booked_and_no_distance(
+    kind: Kind, term: str
+) -> None:
+    large = replace(ONE, id="b", rank=4)
+    few = of_layers(ONE, ("h.0.up", "h.8.up", "elsewhere"))
+    fresh = kind.initial(LAYERS, Federation((ONE, large), 1), KEY)
+    for card in (few, large):
+        held = kind.cut({name: fresh[name] for name in card.layers}, card)
+        kind.check(held, card)
+        for name, layer in card.layers.items():
+            assert sum(value.nbytes for value in held[name].parameters.values()) == kind.size(layer, card)
+        stack = kind.distance(held, 0.5).stack([kind.distance(held, 0.5)], 0)
+        apart = {name: one.with_parameters({n: v + 1 for n, v in one.parameters.items()}) for name, one in held.items()}
+        near, far = (float(stack.value(Model.stack([Model(**{term: part})]))) for part in (held, apart))
+        assert near == pytest.approx(0, abs=1e-5) and far > 1
+
+
+def test_a_mean_of_factors_is_over_those_of_every_rank_and_keeps_what_nobody_sent() -> None:
+    kind, large = Factors(), replace(ONE, id="b", rank=4)
+    fresh = kind.initial(LAYERS, Federation((ONE, large), 1), KEY)
+    few = of_layers(large, [name for name in LAYERS if name != "h.0.up"])
+    sent = kind.cut({name: fresh[name] for name in few.layers}, few)
+    moved = {name: one.with_parameters({"B": one.parameters["B"] + 1}) for name, one in sent.items()}
+    made = kind.mean(fresh, Uploads({"b": (few, moved, 1.0)}))
+    assert torch.allclose(made["h.9.up"].parameters["B"], torch.tensor(1.0)) and made["h.0.up"] is fresh["h.0.up"]

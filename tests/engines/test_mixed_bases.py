@@ -95,8 +95,21 @@ def test_each_group_trains_on_its_own_model_and_the_server_deploys_a_student_of_
         for spec in ("ratio-0.5", "ratio-0.8")
     }
     assert last.metrics["train"]["steps"] == {"unlabeled": 6}
+    of_students = last.metrics["measures"]["students"]
+    assert list(of_students) == ["entropy-0.5", "confidence-0.5"] and len(set(of_students.values())) == 2
+    assert last.metrics["train"]["losses"] == {"unlabeled": pytest.approx(sum(of_students.values()) / 2)}
     assert set(last.metrics["global"]["further"]) == {"weak", "confidence-0.5"}
     assert all(figures["pooled"]["examples"] == 40 for figures in last.metrics["global"]["further"].values())
+
+
+def test_students_of_all_weights_move_every_layer_at_a_rank_that_factors_do_not_have() -> None:
+    last = play(federation(replace(SLM, student="full"), rounds=1))[-1]
+    students = last.progress.state.students
+    for model in students.values():
+        assert model["delta"].keys() == last.progress.state.layers.keys()
+        assert all(torch.linalg.matrix_rank(term.W) > SLM.student_rank for term in model["delta"].values())
+    assert students.keys() == last.metrics["measures"]["students"].keys()
+    assert last.metrics["global"]["pooled"]["examples"] == 40
 
 
 def test_figures_of_a_base_model_are_those_of_the_clients_with_it() -> None:

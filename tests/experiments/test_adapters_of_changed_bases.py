@@ -19,7 +19,7 @@ from coterie.engines.in_process import InProcess, Progress
 from coterie.experiments.adapters import flattened, write_adapters
 from coterie.maths.keys import Key, root_key
 from coterie.models.loading import Base, from_network
-from coterie.protocol import BaseLog, LowRank, Model, Predict
+from coterie.protocol import BaseLog, Dense, LowRank, Model, Predict
 from coterie.training.asks import Ask, Done, TrainSettings
 
 peft = pytest.importorskip("peft")
@@ -106,3 +106,10 @@ def test_what_adds_up_to_nothing_keeps_one_rank() -> None:
 def _without_patches(progress: Progress) -> Progress:
     state = type(progress.state)(progress.state.lora)
     return Progress(progress.round, state, progress.heads, progress.finished)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4)])
+def test_a_matrix_is_written_as_factors_that_lose_nothing(shape: tuple[int, int]) -> None:
+    W = root_key(5).normal(shape)
+    (term,) = flattened(Model(delta={"layer": Dense(W)}), BaseLog(), "global").values()
+    assert torch.equal(term.product(), W) and term.rank == min(shape)

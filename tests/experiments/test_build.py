@@ -120,6 +120,11 @@ def test_without_a_test_fraction_clients_have_no_test(raw: dict[str, Any]) -> No
         ({"federation": {"sample": 5}}, "there are 4 clients"),
         ({"federation": {"min_replies": 5}}, "only 4 clients"),
         ({"faults": [{"client": "1", "round": 1, "kind": "nan"}]}, "no client '1'; did you mean"),
+        (
+            {"method": "fedsee"},
+            "FedSEE needs public data at the server; set training examples aside for it, with server_",
+        ),
+        ({"method": "fedslm", "server_data": {"public": 9}}, "FedSLM needs unlabeled data at the server; set training"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(raw: dict[str, Any], sections: dict[str, Any], told: str) -> None:

@@ -160,6 +160,19 @@ def test_a_run_measures_groups_teacher_and_students_and_exports_them(raw: dict[s
         export(result.folder, tmp_path / "static", client="00", static=True)
 
 
+def test_a_student_of_all_weights_answers_as_it_was_measured(raw: dict[str, Any], tmp_path: Path) -> None:
+    config = changed(raw, rounds=1, options={"student": "full", "beside": []}, train={"lr": 0.02})
+    result = run(config, tmp_path / "run")
+    assert result.metrics[-1]["measures"]["students"].keys() == {"entropy-0.5"}
+    adapter = load_peft(result.folder / "adapters" / "global").adapter
+    assert all(term.rank == min(term.product().shape) for term in adapter.values())
+    export(result.folder, tmp_path / "merged", merged=True)
+    asked = ["film good", "film bad"], [["no", "yes very"], ["yes", "no"]]
+    deployed, merged = (load(place).choice_scores(*asked) for place in (result.folder, tmp_path / "merged"))
+    assert torch.allclose(deployed, merged, atol=1e-4)
+    assert not torch.allclose(deployed, load(config["model"]["base"]).choice_scores(*asked), atol=1e-3)
+
+
 def result_rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "ledger.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -255,7 +268,11 @@ def test_what_a_compressed_client_leaves_predicts_as_it_was_measured(
             "FedSLM fuses all compressed layers, and .* is not among model.targets",
         ),
         ({"options": {"trained": ["nothing"]}}, "has no compressed layer 'nothing'"),
-        ({"server_data": {"unlabeled": None, "public": 4}}, r"server_data\.unlabeled"),
+        (
+            {"server_data": {"unlabeled": None, "public": 4}},
+            r"FedSLM needs unlabeled data .* server_data\.unlabeled=200$",
+        ),
+        ({"server_data": {"unlabeled": None}}, r"FedSLM needs unlabeled data .* server_data\.unlabeled=200$"),
         ({"clients": {"ratios": [0.01, "full"]}}, "would keep a rank below 1"),
     ],
 )

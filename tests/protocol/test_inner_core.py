@@ -29,6 +29,18 @@ def test_the_identity_changes_no_bit_and_another_core_multiplies(k: int) -> None
     assert torch.allclose(InnerCore(H).between(U, V), U @ H @ V, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k", [3, 32])
+def test_a_core_acts_bit_for_bit_alike_where_it_trains_and_where_it_does_not(k: int, dtype: torch.dtype) -> None:
+    H, z = KEY.fold("H").normal((2, k, k)), KEY.fold("z").normal((2, 5, k)).to(dtype)
+    kept = H.clone()
+    still, training = InnerCore(H).inside(z), InnerCore(H.clone().requires_grad_())
+    assert torch.equal(training.inside(z), still) and training.inside(z).requires_grad
+    with torch.no_grad():
+        assert torch.equal(training.inside(z), still)
+    assert torch.equal(H, kept) and torch.equal(training.core, kept)
+
+
 def test_a_stack_acts_as_its_members_and_gives_them_back() -> None:
     terms = [core("a"), core("b")]
     stack = InnerCore.stack(terms, 16)

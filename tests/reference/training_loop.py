@@ -1,4 +1,4 @@
-"""The slow twin of stacked training: one client, dense W0 + s B A, autograd, torch.optim, torch's clipping."""
+"""The slow twin of stacked training: one client, dense W0 + s B A or W0 + D, autograd, torch.optim and clipping."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from coterie.training.asks import Ask, TrainSettings
 def train_alone(network: nn.Module, head: Mapping[str, Tensor], ask: Ask, settings: TrainSettings) -> dict[str, Tensor]:
     """The trained parameters (`lora.layer.B`, …, `head.name`) of a Fit on an unwrapped float64 `network`.
 
-    Knows LowRank terms without a diagonal called `lora`, ProductDistance penalties, and no dropout.
+    Knows LowRank terms without a diagonal called `lora`, Dense ones called `delta`, ProductDistance penalties, and no
+    dropout.
     """
     request = ask.request
     assert isinstance(request, Fit) and ask.data is not None
@@ -40,11 +41,14 @@ def train_alone(network: nn.Module, head: Mapping[str, Tensor], ask: Ask, settin
     optimizer = torch_optimizer(list(trained.values()), settings)
     for number, planned in enumerate(batches):
         weights = dict(frozen) | {name: own[f"head.{name}"] for name in head}
-        for layer, term in request.initial.terms["lora"].items():
-            product = own[f"lora.{layer}.B"] @ own[f"lora.{layer}.A"]
+        addends = {
+            layer: term.scale * (own[f"lora.{layer}.B"] @ own[f"lora.{layer}.A"])
+            for layer, term in request.initial.terms.get("lora", {}).items()
+        } | {layer: own[f"delta.{layer}.W"] for layer in request.initial.terms.get("delta", {})}
+        for layer, addend in addends.items():
             # A Conv1D stores its weight transposed.
-            addend = product.mT if type(network.get_submodule(layer)).__name__ == "Conv1D" else product
-            weights[f"{layer}.weight"] = frozen[f"{layer}.weight"] + term.scale * addend
+            stored = addend.mT if type(network.get_submodule(layer)).__name__ == "Conv1D" else addend
+            weights[f"{layer}.weight"] = frozen[f"{layer}.weight"] + stored
         if isinstance(request.loss, WeakToStrong):
             progress = number / len(batches)
             loss = taught_loss(network, weights, ask.data, planned.indices.tolist(), request.loss, progress)

@@ -23,25 +23,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from coterie.algorithms.base import BYTES, Algorithm, Program
-from coterie.algorithms.factors import average_factors, check_adapter, cut_for, initial_adapter, pair_bytes
-from coterie.algorithms.offsite import block_of_last, check_bottlenecks, initial_bottlenecks, mean_terms
+from coterie.algorithms.base import Algorithm, Program
+from coterie.algorithms.factors import initial_adapter
+from coterie.algorithms.offsite import Bottlenecks, Factors, Kind, block_of_last, of_layers
 from coterie.errors import ConfigError
 from coterie.maths.blocks import outer_layers
-from coterie.maths.keys import Key
 from coterie.protocol import (
     Adapter,
     Card,
     Client,
-    FactorDistance,
     Federation,
     Fit,
     Imitation,
     Layer,
     Model,
     Once,
-    Penalty,
-    ProductDistance,
     Server,
     Term,
     Traits,
@@ -114,23 +110,22 @@ class FedBiOT(Algorithm):
         if min(self.mu, self.kd, self.align) < 0:
             raise ValueError("mu, kd and align cannot be negative")
 
+    @property
+    def kind(self) -> Kind:
+        """What the adapter consists of."""
+        return Factors() if self.adapter == "lora" else Bottlenecks(self.bottleneck)
+
     def emulation(self) -> tuple[float, int]:
         return self.drop, self.outer
 
     def start(self, federation: Federation, server: Server) -> Program:
         first, key = federation.cards[0], server.key("init")
         outer = outer_layers(federation.layers, self.outer)
-        adapter = self.initial({name: federation.layers[name] for name in sorted(outer)}, federation, key)
+        adapter = self.kind.initial({name: federation.layers[name] for name in sorted(outer)}, federation, key)
         middle = {name: layer for name, layer in federation.layers.items() if name not in outer}
         emulator = initial_adapter(middle, self.align_rank, first.scale, key.fold("emulator"))
         state = State(adapter, emulator, federation.server_card.spec, first.spec, [])
         return (yield from self.aligned(state, server)) if middle else state
-
-    def initial(self, layers: Mapping[str, Layer], federation: Federation, key: Key) -> dict[str, Term]:
-        """An adapter that adds nothing: B = 0, or down = 0."""
-        if self.adapter == "lora":
-            return dict(initial_adapter(layers, federation.rank, federation.cards[0].scale, key))
-        return dict(initial_bottlenecks(layers, self.bottleneck, key))
 
     def aligned(self, state: State, server: Server) -> Program:
         """=> State: the emulator brought nearer to the whole model with the present adapter, on public data."""
@@ -154,36 +149,20 @@ class FedBiOT(Algorithm):
         return replace(state, emulator=emulator, alignment=[*state.alignment, *losses])
 
     def send(self, state: State, card: Card) -> Download:
-        return Download(self.cut(state.adapter, card), Once({name: state.emulator[name] for name in state.emulator}))
+        held = {name: term for name, term in state.adapter.items() if name in card.layers}
+        return Download(self.kind.cut(held, of_layers(card, held)), Once(dict(state.emulator)))
 
     def local(self, client: Client, download: Download) -> Program:
         model = self.model(download.adapter, download.emulator)
-        fitted = yield Fit(model, train=(f"{self.adapter}.*",), penalties=[self.proximal(download.adapter)])
+        drawn = self.kind.distance(download.adapter, self.mu)
+        fitted = yield Fit(model, train=(f"{self.adapter}.*",), penalties=[drawn])
         return Upload(fitted.model[self.adapter])
 
-    def proximal(self, received: Mapping[str, Any]) -> Penalty:
-        """mu ||merged adapter - received one||^2 over all layers."""
-        if self.adapter == "bottleneck":
-            return FactorDistance(received, self.mu, ("down", "up"), "bottleneck")
-        scale = float(next(iter(received.values())).scale)
-        return ProductDistance(dict(received), self.mu * scale**2)  # of s B A, where the penalty takes B A
-
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> Program:
-        if self.adapter == "lora":
-            rank = max(term.rank for term in state.adapter.values())
-            state = replace(state, adapter=state.adapter | average_factors(uploads, rank))
-        else:
-            state = replace(state, adapter=mean_terms(state.adapter, uploads))
+        state = replace(state, adapter=self.kind.mean(state.adapter, uploads))
         if self.again is not None and state.emulator and server.round % self.again == 0:
             return (yield from self.aligned(state, server))
         return state
-
-    def cut(self, adapter: Mapping[str, Any], card: Card) -> dict[str, Term]:
-        """What a client has of the adapter."""
-        held = {name: term for name, term in adapter.items() if name in card.layers}
-        if self.adapter == "bottleneck":
-            return held
-        return dict(cut_for(held, replace(card, layers={name: card.layers[name] for name in held})))
 
     def model(self, adapter: Mapping[str, Term], emulator: Mapping[str, Term], spec: str | None = None) -> Model:
         """A base with the adapter, and with the emulator's factors where there are any."""
@@ -191,12 +170,7 @@ class FedBiOT(Algorithm):
         return Model(spec, **terms)  # type: ignore[arg-type]  # a term's name is no field's
 
     def check(self, payload: Any, card: Card) -> None:
-        outer = outer_layers(card.layers, self.outer)
-        own = replace(card, layers={name: layer for name, layer in card.layers.items() if name in outer})
-        if self.adapter == "lora":
-            check_adapter(payload, own)
-        else:
-            check_bottlenecks(payload, own, self.bottleneck)
+        self.kind.check(payload, of_layers(card, outer_layers(card.layers, self.outer)))
 
     def site_model(self, client: Client, download: Download) -> Model:
         return self.model(download.adapter, download.emulator)
@@ -208,9 +182,7 @@ class FedBiOT(Algorithm):
         return {"emulated": self.model(state.adapter, state.emulator, state.emulated)} if state.emulator else {}
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
-        if self.adapter == "bottleneck":
-            return 2 * self.bottleneck * layer.d_out * BYTES
-        return pair_bytes(layer, card.rank)
+        return self.kind.size(layer, card)
 
     def bytes_down(self, layer: Layer, card: Card) -> int:
         return self.bytes_up(layer, card)

@@ -196,12 +196,7 @@ class FedMKT(Algorithm):
             if payload is not None:
                 raise ModelError(f"client {card.id}: an upload must say what it predicts of the pool")
             return
-        payload.top.check(f"client {card.id}", self.top_k)
-        if card.pool is not None and (len(payload.top.losses), len(payload.top.logits)) != card.pool:
-            raise ModelError(
-                f"client {card.id}: {len(payload.top.logits)} rows and {len(payload.top.losses)} losses, where its "
-                f"pool has {card.pool[1]} labels of {card.pool[0]} examples"
-            )
+        payload.top.check(f"client {card.id}", self.top_k, card.pool)
         if self.average:
             check_adapter(payload.factors, card)
 

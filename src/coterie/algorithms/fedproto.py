@@ -48,7 +48,6 @@ from coterie.protocol import (
     Uploads,
     input_features,
     message,
-    weighted_sum,
 )
 
 
@@ -140,16 +139,8 @@ class FedProto(Algorithm):
         return Upload(replace(found, means=placed(found.means, download.space), counts=counts))
 
     def aggregate(self, state: State, uploads: Uploads, server: Server) -> State:
-        made = dict(state.prototypes)  # a class that nobody holds this time keeps its prototype
-        held_by: dict[int, list[tuple[float, Tensor]]] = {}
-        for _, sent, weight in uploads.items():
-            for c, mean, count in zip(sent.classes, sent.means, sent.counts, strict=True):
-                held_by.setdefault(c, []).append((weight * (count if self.by_count else 1), mean))
-        for c, held in sorted(held_by.items()):
-            total = sum(weight for weight, _ in held)
-            if total > 0:
-                made[c] = weighted_sum([(weight / total, mean) for weight, mean in held])
-        return replace(state, prototypes=made)
+        common = ClassMeans.common([(weight, sent) for _, sent, weight in uploads.items()], self.by_count)
+        return replace(state, prototypes=state.prototypes | common)  # a class that nobody holds now keeps its own
 
     def check(self, payload: Any, card: Card) -> None:
         k = len(payload.classes) if isinstance(payload, ClassMeans) else 0

@@ -127,7 +127,7 @@ class FedSEE(ExpertSizes, Algorithm):
         adaptive_size=True,
         personal=True,
         keeps_memory=True,
-        server_data=True,
+        server_data="public",
     )
 
     def __post_init__(self) -> None:

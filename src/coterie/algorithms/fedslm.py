@@ -12,11 +12,12 @@ layers that others hold compressed. A layer that is compressed and never trained
 fuse=trained_only takes the server's weights for it there (L4). U and V are sent once with the model, though the paper's
 threat model says that they never leave their owner (L15). The loss of the teaching is that of Appendix B, which differs
 from Eqs. 10-11; form=confidence takes these (L8). The student trains LoRA on all adapted layers, as Appendix B says,
-from one start for all students (L11); a classifier's head is the federation's, averaged over all groups, and stays
-then. Of open answers, which have no options, the students learn the teacher's distributions token by token along the
-answers that the examples have (L9), so that these are known to the server after all. A group keeps its state in rounds
-in which none of its clients answers; n_g counts the clients that ever answered, so that a group of which nobody did is
-left out. Dropout acts on LoRA factors alone. Unequal ranks and scales among full models are met as FedIT meets them.
+from one start for all students, or with student=full their weights (L11); a classifier's head is the federation's,
+averaged over all groups, and stays then. Of open answers, which have no options, the students learn the teacher's
+distributions token by token along the answers that the examples have (L9), so that these are known to the server after
+all. A group keeps its state in rounds in which none of its clients answers; n_g counts the clients that ever answered,
+so that a group of which nobody did is left out. Dropout acts on LoRA factors alone. Unequal ranks and scales among full
+models are met as FedIT meets them.
 """
 
 from __future__ import annotations
@@ -53,12 +54,16 @@ from coterie.protocol import (
 
 @message
 class State:
-    """The groups, all adapted layers; after stage 2 W_g - W by layer, and the students by name, the first deployed."""
+    """The groups, all adapted layers; after stage 2 W_g - W by layer, and the students by name, the first deployed.
+
+    losses: of each student's training, its mean over the steps.
+    """
 
     groups: Groups
     layers: dict[str, Layer]
     weak: dict[str, Dense]
-    students: dict[str, Adapter]
+    students: dict[str, Model]
+    losses: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class FedSLM(Students, Algorithm):
         bases="compressed",
         head="averaged",
         personal=True,
-        server_data=True,
+        server_data="unlabeled",
     )
 
     def phases(self, rounds: int) -> list[Phase]:
@@ -93,7 +98,7 @@ class FedSLM(Students, Algorithm):
                 "FedSLM's server teaches on unlabeled examples; set some aside: server_data.unlabeled=200"
             )
         groups = Groups.begun(federation.cards, self.trained, server.key("init"))
-        return State(groups, federation.layers, {}, {})
+        return State(groups, federation.layers, {}, {}, {})
 
     def send(self, state: State, card: Card) -> dict[str, Tensor] | Adapter:
         if card.spec in state.groups.cores:
@@ -115,8 +120,9 @@ class FedSLM(Students, Algorithm):
     def elicited(self, state: State, server: Server) -> Program:
         """=> State: stage 2 (lines 19-21, Eqs. 8-9), then step 4 (lines 23-27, Eq. 10)."""
         weak = yield from fused(state.groups, state.layers, self.fuse)
-        students = yield from self.taught(Model(delta=weak), state.layers, server.key("student"))
-        return replace(state, weak=weak, students=students)
+        taught = yield from self.taught(Model(delta=weak), state.layers, server.key("student"))
+        students = {name: fitted.model for name, fitted in taught.items()}
+        return replace(state, weak=weak, students=students, losses={n: one.mean_loss for n, one in taught.items()})
 
     def check(self, payload: Any, card: Card) -> None:
         if factored(card):
@@ -130,11 +136,10 @@ class FedSLM(Students, Algorithm):
         return Model(lora=download)
 
     def global_model(self, state: State) -> Model | None:
-        return Model(lora=next(iter(state.students.values()))) if state.students else None
+        return next(iter(state.students.values()), None)
 
     def further_global_models(self, state: State) -> Mapping[str, Model]:
-        others = {name: Model(lora=lora) for name, lora in list(state.students.items())[1:]}
-        return {"weak": Model(delta=state.weak)} | others
+        return {"weak": Model(delta=state.weak)} | dict(list(state.students.items())[1:])
 
     def bytes_up(self, layer: Layer, card: Card) -> int:
         return pair_bytes(layer, card.rank) if layer.inner is None else layer.inner**2 * BYTES
@@ -144,3 +149,6 @@ class FedSLM(Students, Algorithm):
 
     def bytes_of_round(self, layer: Layer, card: Card, number: int, phase: Phase) -> tuple[int, int]:
         return (0, 0) if phase.clients == "none" else super().bytes_of_round(layer, card, number, phase)
+
+    def measures(self, state: State, federation: Federation, seen: Mapping[str, Any]) -> dict[str, Any]:
+        return {"students": state.losses} if state.losses else {}

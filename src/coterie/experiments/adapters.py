@@ -19,7 +19,7 @@ from coterie.engines.traffic import Traffic
 from coterie.errors import ModelError
 from coterie.maths.lowrank import balanced, truncate
 from coterie.models.targets import is_conv1d
-from coterie.protocol import Adapter, BaseLog, LowRank, Model, as_adapters
+from coterie.protocol import Adapter, BaseLog, Dense, LowRank, Model, Term, as_adapters
 from coterie.training.asks import Head
 from coterie.wire.ledger import Ledger
 
@@ -120,7 +120,7 @@ def flattened(model: Model, log: BaseLog, who: str) -> Adapter:
     by_layer: dict[str, list[LowRank]] = {}
     for name, layers in model.terms.items():
         for layer, term in layers.items():
-            factors = term.low_rank()
+            factors = _factors_of(term)
             if factors is None:
                 kind = type(term).__name__
                 raise ModelError(f"{who}: the term {name!r} is a {kind}, which PEFT's LoRA cannot express")
@@ -129,6 +129,16 @@ def flattened(model: Model, log: BaseLog, who: str) -> Adapter:
         for layer, term in patch.items():
             by_layer.setdefault(layer, []).append(term)
     return {layer: _side_by_side(terms) for layer, terms in by_layer.items()}
+
+
+def _factors_of(term: Term) -> LowRank | None:
+    """The term as factors; a matrix as itself and an identity, which loses nothing."""
+    if not isinstance(term, Dense):
+        return term.low_rank()
+    rows, columns = term.W.shape
+    if rows < columns:
+        return LowRank(torch.eye(rows, dtype=term.W.dtype), term.W)
+    return LowRank(term.W, torch.eye(columns, dtype=term.W.dtype))
 
 
 def _side_by_side(terms: Sequence[LowRank]) -> LowRank:

@@ -251,6 +251,7 @@ def _loader_options(section: TaskSection | PartSection, name: str, where: str) -
     given: dict[str, Any] = {
         "path": section.path,
         "test_path": section.test_path,
+        "answers_from": section.answers_from,
         "test_fraction": section.test_fraction,
     }
     if isinstance(section, TaskSection):

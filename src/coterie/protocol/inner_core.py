@@ -55,12 +55,21 @@ class InnerCore(Term):
 
         H - I is what is cast, lest small changes of the diagonal vanish where z has few digits.
         """
-        change = self.core - torch.eye(self.rank, dtype=self.core.dtype, device=self.core.device)
         short = -self.rank % _WHOLE
+        change = self._change(short).to(z.dtype)
         if not short:
-            return z + z @ change.mT.to(z.dtype)
-        wide = torch.nn.functional.pad(change, (0, short, 0, short)).to(z.dtype)
-        return z + (torch.nn.functional.pad(z, (0, short)) @ wide.mT)[..., : self.rank]
+            return z + z @ change.mT
+        return z + (torch.nn.functional.pad(z, (0, short)) @ change.mT)[..., : self.rank]
+
+    def _change(self, short: int) -> Tensor:
+        """H - I with so many rows and columns of zeros at the ends."""
+        if self.core.requires_grad and torch.is_grad_enabled():
+            change = self.core - torch.eye(self.rank, dtype=self.core.dtype, device=self.core.device)
+            return torch.nn.functional.pad(change, (0, short, 0, short)) if short else change
+        # Of few rows, as where a token is generated, an identity would cost as much as the product with the core.
+        change = torch.nn.functional.pad(self.core.detach(), (0, short, 0, short)) if short else self.core.clone()
+        change.diagonal(dim1=-2, dim2=-1)[..., : self.rank].sub_(1)
+        return change
 
     def between(self, U: Tensor, V: Tensor) -> Tensor:
         """U H V (..., d_out, d_in) in the dtype of the factors."""

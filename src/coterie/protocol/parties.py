@@ -164,7 +164,7 @@ class Traits:
     changes_base: the method patches the base model.
     personal: sites use models that differ beyond their rank.
     keeps_memory: sites keep values of their own between rounds.
-    server_data: the server needs data of its own.
+    server_data: the data of its own that the server needs, as the setting server_data calls them.
     shares_data: clients give a part of their examples to a pool, which then every party holds, as `pool`.
     server_trains: what is deployed was trained at the server, on data there; clients' factors have no part in it.
     pools_data: no federation but a reference for one: the server is given the clients' training data, as `pooled`
@@ -197,7 +197,7 @@ class Traits:
     changes_base: bool = False
     personal: bool = False
     keeps_memory: bool = False
-    server_data: bool = False
+    server_data: Literal["public", "unlabeled"] | None = None
     pools_data: bool = False
     shares_data: bool = False
     server_trains: bool = False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.protocol.messages import message
+from coterie.protocol.messages import message, weighted_sum
 
 
 @message
@@ -81,3 +81,20 @@ class ClassMeans:
         sums.index_put_((place,), features.double(), accumulate=True)
         means = (sums / counts.unsqueeze(-1)).float()
         return cls(tuple(found.tolist()), means, tuple(counts.tolist()))
+
+    @staticmethod
+    def common(sent: Iterable[tuple[float, ClassMeans]], by_count: bool) -> dict[int, Tensor]:
+        """The weighted mean (d,) over those who hold a class, by class; none of a class that nobody of weight holds.
+
+        by_count: whether a class's weight is multiplied by its examples. Summed in fp64.
+        """
+        held_by: dict[int, list[tuple[float, Tensor]]] = {}
+        for weight, own in sent:
+            for c, mean, count in zip(own.classes, own.means, own.counts, strict=True):
+                held_by.setdefault(c, []).append((weight * (count if by_count else 1), mean))
+        totals = {c: sum(weight for weight, _ in held) for c, held in sorted(held_by.items())}
+        return {
+            c: weighted_sum([(weight / total, mean) for weight, mean in held_by[c]])
+            for c, total in totals.items()
+            if total > 0
+        }

@@ -38,8 +38,11 @@ class TopLogits:
         losses = sums / torch.bincount(seen.examples, minlength=count)
         return cls(seen.logits.float(), seen.ids.to(torch.int32), losses.float())
 
-    def check(self, where: str, most: int) -> None:
-        """Raises ModelError unless the parts belong together, with at most so many logits a row."""
+    def check(self, where: str, most: int, pool: tuple[int, int] | None = None) -> None:
+        """Raises ModelError unless the parts belong together, with at most so many logits a row.
+
+        pool: how many examples and labels they must be of; None: any.
+        """
         shapes = tuple(self.logits.shape), tuple(self.ids.shape), tuple(self.losses.shape)
         fits = self.logits.dim() == 2 and shapes[0] == shapes[1] and self.losses.dim() == 1
         if not fits or not 1 <= self.logits.shape[1] <= most or len(self.losses) > len(self.logits):
@@ -47,3 +50,8 @@ class TopLogits:
             raise ModelError(f"{where}: {told} do not belong together; at most {most} logits a row")
         if int(self.ids.min()) < 0 or bool((self.logits[:, 1:] > self.logits[:, :-1]).any()):
             raise ModelError(f"{where}: logits must fall in each row, and ids cannot be negative")
+        if pool is not None and (len(self.losses), len(self.logits)) != pool:
+            raise ModelError(
+                f"{where}: {len(self.logits)} rows and {len(self.losses)} losses, where its pool has {pool[1]} labels "
+                f"of {pool[0]} examples"
+            )

@@ -16,6 +16,7 @@ import numpy as np
 
 from coterie.data.files import read_everything, read_text
 from coterie.data.tasks.base import Examples, Pool, benchmark_folder, train_and_test
+from coterie.data.tasks.columns import holder, inside, joined
 from coterie.data.tasks.language import ChoiceScore, Questions, check_template, filled
 from coterie.data.tasks.own import check_fraction
 from coterie.errors import ConfigError, DataError, nearest
@@ -40,12 +41,14 @@ def choices_file(
     group: str | None = None,
     template: str | None = None,
     score: ChoiceScore = "sum",
+    answers_from: int | None = None,
     test_fraction: float = 0.2,
 ) -> Pool:
     """A user's own questions in JSON lines, or in CSV or TSV where each choice has a column of its own.
 
-    question, choices, answer, context, group: keys or columns, see `question_of`. template: `{question}` and
-    `{context}` stand for their texts. group: what a question naturally belongs to, for the partitioner `natural`.
+    question, choices, answer, context, group: keys or columns, and answers_from, see `question_of`. template:
+    `{question}` and `{context}` stand for their texts. group: what a question naturally belongs to, for the partitioner
+    `natural`.
 
     Raises:
         ConfigError: a template without the question, or another score.
@@ -53,12 +56,13 @@ def choices_file(
     """
     columns = {"question": question, "choices": choices, "answer": answer, "context": context, "group": group}
     train_path = Path(path).expanduser()
-    train = _questions(train_path, columns, template, score)
+    train = _questions(train_path, columns, template, score, answers_from)
     if test_path is None:
         check_fraction(test_fraction, "or give a test_path")
         return pool_of(train, None, f"the file {train_path.name}", test_fraction=test_fraction)
     apart = Path(test_path).expanduser()
-    return pool_of(train, _questions(apart, columns, template, score), f"the files {train_path.name} and {apart.name}")
+    test = _questions(apart, columns, template, score, answers_from)
+    return pool_of(train, test, f"the files {train_path.name} and {apart.name}")
 
 
 def copa(path: str | None = None, score: ChoiceScore = "sum") -> Pool:
@@ -182,23 +186,33 @@ Asked = tuple[str, tuple[str, ...], int, str | None]
 """Prompt, choices, the right one's place, group."""
 
 
-def question_of(where: str, record: Mapping[str, Any], columns: Mapping[str, Any], template: str | None) -> Asked:
+def question_of(
+    where: str,
+    record: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    template: str | None,
+    answers_from: int | None = None,
+) -> Asked:
     """One record as a question; `where` says in a message which it is.
 
-    columns: names of the record's parts, by role. The choices are a list of texts, a mapping from names to texts, a
-    mapping of two lists `text` and `label` (names), or several columns. The answer is a choice's name, its text, its
-    letter from A, or its place from 0.
+    columns: names of the record's parts, by role; `a.b` is what a has under b. The choices are a list of texts, a
+    mapping from names to texts, `text` and `label` (names) as a mapping of two lists or in a mapping for each choice,
+    or several columns. The answer is a choice's name, its text, its letter from A, or its number. answers_from: the
+    number of the first choice; where it is given, a number is never taken for a choice's text. None: 0. A context of
+    several texts is put together.
 
     Raises:
         DataError: fewer than two choices, something that is no text, or an answer that is none of the choices.
     """
-    values = {role: record.get(name, "") for role, name in columns.items() if isinstance(name, str)}
+    values = {role: inside(record, name) for role, name in columns.items() if isinstance(name, str)}
+    if "context" in values:
+        values["context"] = joined(values["context"])
     for role in ("question", "context"):
         text = values.get(role, "")
         if not isinstance(text, str) or (role == "question" and not text.strip()):
             raise DataError(f"{where}: no text in {columns[role]!r}")
     names, texts = _listed(where, record, columns["choices"])
-    right = _place(where, values.get("answer"), texts, names)
+    right = _place(where, values.get("answer"), texts, names, answers_from)
     form = template if template is not None else CONTEXT if columns.get("context") else ASKED
     prompt = filled(form, {role: str(values.get(role, "")).strip() for role in ("question", "context")})
     return prompt, texts, right, str(values["group"]).strip() if columns.get("group") else None
@@ -250,7 +264,13 @@ def is_known(answer: Any) -> bool:
     return answer not in _UNKNOWN
 
 
-def _questions(place: Path, columns: Mapping[str, Any], template: str | None, score: ChoiceScore) -> Questions:
+def _questions(
+    place: Path,
+    columns: Mapping[str, Any],
+    template: str | None,
+    score: ChoiceScore,
+    answers_from: int | None = None,
+) -> Questions:
     check_questions(columns, template, score)
     wanted = [
         name
@@ -258,7 +278,10 @@ def _questions(place: Path, columns: Mapping[str, Any], template: str | None, sc
         for name in ([columns[role]] if isinstance(columns.get(role), str) else columns.get(role) or [])
     ]
     records = _records(place, wanted)
-    asked = [question_of(f"{place}, question {i}", record, columns, template) for i, record in enumerate(records)]
+    asked = [
+        question_of(f"{place}, question {i}", record, columns, template, answers_from)
+        for i, record in enumerate(records)
+    ]
     if not asked:
         raise DataError(f"{place}: no questions")
     return gathered(asked, score)
@@ -268,7 +291,7 @@ def _records(place: Path, wanted: Sequence[str]) -> list[dict[str, Any]]:
     """The records of a file that has all wanted columns."""
     columns, records = read_everything(place)
     for name in wanted:
-        if name not in columns:
+        if holder(name, columns) is None:
             raise DataError(f"{place}: no column {name!r}{nearest(name, columns)}")
     return records
 
@@ -278,32 +301,47 @@ def _listed(where: str, record: Mapping[str, Any], column: str | list[str]) -> t
     names: Sequence[Any] = ()
     texts: Any
     if isinstance(column, str):
-        texts = record.get(column)
-        if isinstance(texts, Mapping) and set(texts) == {"text", "label"}:
+        texts = inside(record, column)
+        if (
+            isinstance(texts, list)
+            and texts
+            and all(isinstance(t, Mapping) and {"text", "label"} <= set(t) for t in texts)
+        ):
+            names, texts = [one["label"] for one in texts], [one["text"] for one in texts]
+        elif isinstance(texts, Mapping) and set(texts) == {"text", "label"}:
             names, texts = texts["label"], texts["text"]
         elif isinstance(texts, Mapping):
             names, texts = list(texts), list(texts.values())
     else:
-        names, texts = column, [record.get(name) for name in column]
+        names, texts = column, [inside(record, name) for name in column]
     sound = isinstance(texts, list | tuple) and all(isinstance(text, str) and text.strip() for text in texts)
     if not sound or len(texts) < 2 or len(names) not in (0, len(texts)):
         raise DataError(f"{where}: the choices must be two texts or more, not {json.dumps(texts, default=str)[:40]}")
     return tuple(str(name) for name in names), tuple(text.strip() for text in texts)
 
 
-def _place(where: str, answer: Any, texts: Sequence[str], names: Sequence[str]) -> int:
-    """The place of the right choice: by its name, its text, its letter, or its place."""
+def _place(where: str, answer: Any, texts: Sequence[str], names: Sequence[str], answers_from: int | None = None) -> int:
+    """The place of the right choice: by its name, its text, its letter, or its number (see `question_of`)."""
     given = answer.strip() if isinstance(answer, str) else answer
+    first = answers_from or 0
     found = -1
     if isinstance(given, int) and not isinstance(given, bool):
-        found = given
+        found = given - first
     elif isinstance(given, str) and given:
         letters = [chr(ord("A") + place) for place in range(len(texts))]
-        kinds = (list(names), list(texts), letters, [str(place) for place in range(len(texts))])
+        numbers = [str(place + first) for place in range(len(texts))]
+        kinds = [list(names), list(texts), letters, numbers]
+        if answers_from is not None:
+            kinds.insert(1, numbers)
         found = next((kind.index(given) for kind in kinds if given in kind), -1)
     if not 0 <= found < len(texts):
         known = ", ".join(names or texts)
-        raise DataError(f"{where}: the answer {given!r} is none of the {len(texts)} choices ({known[:60]}), from 0")
+        way_out = (
+            "; if they count from 1, set task.answers_from=1" if str(given) == str(len(texts)) and not first else ""
+        )
+        raise DataError(
+            f"{where}: the answer {given!r} is none of the {len(texts)} choices ({known[:60]}), from {first}{way_out}"
+        )
     return found
 
 

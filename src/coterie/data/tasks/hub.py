@@ -11,6 +11,7 @@ import numpy as np
 
 from coterie.data.files import Row
 from coterie.data.tasks.base import Examples, Pool, named
+from coterie.data.tasks.columns import cells, holder, joined
 from coterie.data.tasks.own import check_fraction
 from coterie.errors import ConfigError, DataError, nearest
 
@@ -34,9 +35,10 @@ def hub(
 ) -> Pool:
     """A labelled data set of the hub: `owner/name`, `owner/name/config`, `glue/config`, or a folder.
 
-    text, pair, label, group: its columns. test_split: by default the first of test, validation and dev that has
-    labels; where there is none, `test_fraction` of the training split is split off. Examples without a label (-1) are
-    left out. Classes are the data set's own, or else the labels in sorted order.
+    text, pair, label, group: its columns; `a.b` is what column a has under b, and several texts there are put together.
+    test_split: by default the first of test, validation and dev that has labels; where there is none, `test_fraction`
+    of the training split is split off. Examples without a label (-1) are left out. Classes are the data set's own, or
+    else the labels in sorted order.
 
     Raises:
         ConfigError: a name that cannot be meant.
@@ -83,7 +85,7 @@ def _labelled_split(
 ) -> tuple[str, list[Row]]:
     """The first of the usual test splits that has labels, and its rows; none where there is none."""
     for split in TEST_SPLITS:
-        if split == train_split or split not in splits or columns[2] not in splits[split].column_names:
+        if split == train_split or split not in splits or holder(columns[2], splits[split].column_names) is None:
             continue
         if rows := _rows(name, split, splits[split], columns):
             return split, rows
@@ -131,10 +133,10 @@ def load_splits(name: str, place: str, config: str | None) -> Mapping[str, Any]:
 def _rows(name: str, split: str, table: Any, columns: tuple[str, str | None, str, str | None]) -> list[Row]:
     """The labelled examples of a split; a label is a class number or what the column holds, as text."""
     for column in columns:
-        if column is not None and column not in table.column_names:
+        if column is not None and holder(column, table.column_names) is None:
             hint = nearest(column, table.column_names)
             raise DataError(f"task 'hub:{name}', split {split!r}: no column {column!r}{hint}")
-    text, pair, label, group = (None if column is None else list(table[column]) for column in columns)
+    text, pair, label, group = (None if column is None else cells(table, column) for column in columns)
     assert text is not None and label is not None
     rows = []
     for place, kind in enumerate(label):
@@ -145,7 +147,7 @@ def _rows(name: str, split: str, table: Any, columns: tuple[str, str | None, str
                 f"task 'hub:{name}', split {split!r}, row {place}: the label is {str(kind)[:40]!r}; classes are whole "
                 "numbers or texts"
             )
-        texts = [text[place], None if pair is None else pair[place]]
+        texts = [joined(text[place]), None if pair is None else joined(pair[place])]
         if not isinstance(texts[0], str) or not (pair is None or isinstance(texts[1], str)):
             raise DataError(f"task 'hub:{name}', split {split!r}, row {place}: no text in a text column")
         belongs = None if group is None else str(group[place])
@@ -156,7 +158,7 @@ def _rows(name: str, split: str, table: Any, columns: tuple[str, str | None, str
 def _classes(table: Any, label: str, rows: list[Row]) -> tuple[Examples, tuple[str, ...]]:
     """All rows as examples, and the names of their classes: those that the column declares, if it does."""
     examples, found = named(rows)
-    declared = getattr(table.features[label], "names", None)
+    declared = getattr(table.features.get(label), "names", None)
     if not declared:
         return examples, found
     # The column holds class numbers, which `named` has put in the order of those that occur.

@@ -8,6 +8,7 @@ from typing import Any
 
 from coterie.data.tasks.base import Judged, Pool
 from coterie.data.tasks.choices import Asked, check_questions, gathered, is_known, pool_of, question_of
+from coterie.data.tasks.columns import cells, holder
 from coterie.data.tasks.hub import TEST_SPLITS, address, check_splits, load_splits, origin
 from coterie.data.tasks.images import files
 from coterie.data.tasks.instructions import columns_of, instructed
@@ -28,11 +29,12 @@ def hub_choices(
     image: str | None = None,
     template: str | None = None,
     score: ChoiceScore = "sum",
+    answers_from: int | None = None,
     train_split: str = "train",
     test_split: str | None = None,
     test_fraction: float = 0.2,
 ) -> Pool:
-    """Questions of a data set of the hub, named as `hub` names it; columns as of `choices_file`.
+    """Questions of a data set of the hub, named as `hub` names it; columns and answers_from as of `choices_file`.
 
     test_split: by default the first of test, validation and dev whose questions have answers; where there is none,
     `test_fraction` of the training split is split off. Questions whose answer is kept back are left out. image: the
@@ -54,7 +56,7 @@ def hub_choices(
         rows = _rows(task, split, splits[split], [column for column in wanted if column is not None])
         shown = None if image is None else files(splits[split], image, task)
         kept = [
-            (question_of(f"task {task!r}, split {split!r}, row {number}", row, columns, template), number)
+            (question_of(f"task {task!r}, split {split!r}, row {number}", row, columns, template, answers_from), number)
             for number, row in enumerate(rows)
             if is_known(row[answer]) and (shown is None or shown[number] is not None)
         ]
@@ -139,8 +141,8 @@ def hub_instructions(
 def _rows(task: str, split: str, table: Any, wanted: list[str]) -> list[Mapping[str, Any]]:
     """The wanted columns of a split, row by row."""
     for column in wanted:
-        if column not in table.column_names:
+        if holder(column, table.column_names) is None:
             hint = nearest(column, table.column_names)
             raise DataError(f"task {task!r}, split {split!r}: no column {column!r}{hint}")
-    columns = {name: list(table[name]) for name in wanted}
+    columns = {name: cells(table, name) for name in wanted}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
