@@ -195,6 +195,6 @@ def test_a_natural_partition_tells_groups_to_cards(config: Any) -> None:
 
 
 def test_a_method_that_needs_data_at_the_server_says_which_setting_gives_them(config: Any) -> None:
-    with pytest.raises(ConfigError, match=r"needs data at the server; .* server_data\.public=200") as caught:
+    with pytest.raises(ConfigError, match=r"needs public data at the server; .* server_data\.public=200") as caught:
         build(config("cola", method="engines.throwaway:TwoStage"), PLAN)
     assert "\n" not in str(caught.value)
