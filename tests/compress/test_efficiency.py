@@ -53,14 +53,15 @@ def test_what_is_generated_with_a_cache_is_the_likeliest_token_after_each(
     model = Model.stack([benchmark.trained_on(base, benchmark.CONFIGURATIONS[name].trained)])
     with torch.no_grad(), base.slots.bound(1, model, None):
         ids = benchmark.generated(base, 2, 5, 4)
+        adapted = base.network(input_ids=ids).logits
         expected = ids[:, :5]
         for _ in range(4):
             logits = base.network(input_ids=expected).logits[:, -1]
             logits[:, base.network.generation_config.eos_token_id] = -torch.inf
             expected = torch.cat([expected, logits.argmax(dim=-1, keepdim=True)], dim=1)
     assert torch.equal(ids, expected)
-    with torch.no_grad():
-        assert not torch.equal(benchmark.generated(base, 2, 5, 4), ids)
+    with torch.no_grad():  # so the adapters had a part in it, though few tokens may be likeliest either way
+        assert not torch.allclose(base.network(input_ids=ids).logits, adapted, rtol=1e-3)
 
 
 def test_the_command_writes_figures_and_a_picture(tmp_path: Path) -> None:
