@@ -52,12 +52,12 @@ def gpt2(kind: type[nn.Module] = GPT2ForSequenceClassification) -> nn.Module:
     return filled(kind(config))
 
 
-def llama(kind: type[nn.Module] = LlamaForSequenceClassification) -> nn.Module:
+def llama(kind: type[nn.Module] = LlamaForSequenceClassification, layers: int = 2) -> nn.Module:
     config = LlamaConfig(
         vocab_size=WORDS,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_labels=CLASSES,
         pad_token_id=0,

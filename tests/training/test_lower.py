@@ -24,6 +24,7 @@ from training.small import (
     filled,
     gpt2,
     identical,
+    llama,
     lora,
     sequences,
     tensors,
@@ -32,7 +33,6 @@ from training.small import (
 from transformers import (
     AlbertConfig,
     AlbertForSequenceClassification,
-    LlamaConfig,
     LlamaForCausalLM,
 )
 
@@ -76,18 +76,7 @@ def encoder() -> World:
 
 
 def decoder() -> World:
-    network = filled(
-        LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=WORDS,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=4,
-                num_attention_heads=2,
-                pad_token_id=0,
-            )
-        )
-    )
+    network = llama(LlamaForCausalLM, layers=4)
     base = from_language_network(network, None, upper(network, "q_proj", "down_proj"), attention="eager")
     return World(base, 2, sequences, head=False)
 
