@@ -61,6 +61,13 @@ def test_only_what_does_not_fit_into_memory_waits_on_disk(tmp_path: Path) -> Non
     assert waiting.kept(payload) is payload and not (tmp_path / "uploads").exists()
 
 
+def test_a_dict_that_waits_on_disk_is_joined_with_others_like_any(tmp_path: Path) -> None:
+    payload = {"a": 1, "b": 2.5}
+    found = Waiting(tmp_path / "uploads").kept(payload)
+    assert found is not payload
+    assert found | {"a": 2} == {**payload, "a": 2} and {"a": 2, "c": 3} | found == {"c": 3, **payload}
+
+
 def test_a_folder_that_a_killed_run_left_is_emptied(tmp_path: Path) -> None:
     left = tmp_path / "uploads" / "000000.safetensors"
     left.parent.mkdir()

@@ -96,6 +96,12 @@ class Unread(Mapping[Any, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._nodes
 
+    def __or__(self, other: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {**other, **self}
+
 
 class _Writer:
     def __init__(self, dtypes: Mapping[torch.dtype, str], dense: bool) -> None:
