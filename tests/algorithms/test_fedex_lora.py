@@ -10,7 +10,7 @@ from engines.world import world
 
 from algorithms.fixtures import T1_WEIGHTS, t1, term, uploads
 from coterie.algorithms import FedExLoRA, FedExTruncated
-from coterie.algorithms.factors import in_one_scale, mean_factors
+from coterie.algorithms.factors import alike, by_layer, mean_factors
 from coterie.algorithms.fedex_lora import State, residual
 from coterie.protocol import LowRank, Uploads
 
@@ -21,7 +21,8 @@ N2 = torch.tensor([[0.1875, -0.1875], [-0.1875, 0.1875]], dtype=torch.float64)
 
 def lost_of(sent: Uploads, rank: int) -> LowRank:
     """The residual of the only layer."""
-    ((_, terms),) = in_one_scale(sent, rank)
+    ((_, held),) = by_layer(sent)
+    terms = alike(held, rank)
     return residual(terms, mean_factors(terms))
 
 

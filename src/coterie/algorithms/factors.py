@@ -192,11 +192,6 @@ def check_factor(payload: Any, card: Card, part: Factor) -> None:
         raise ModelError(f"client {card.id}: an upload must be one {part} {shape} for each adapted layer")
 
 
-def in_one_scale(uploads: Uploads, rank: int) -> Iterator[tuple[str, Terms]]:
-    """`by_layer`, each layer as `alike`."""
-    return ((name, alike(terms, rank)) for name, terms in by_layer(uploads))
-
-
 def alike(terms: Terms, rank: int) -> Terms:
     """Without clients of weight zero, in the first client's scale and zero-padded to `rank`.
 
