@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from coterie.cli.progress import Pace
+from coterie.cli.progress import JobBars, Pace
 
 
 @dataclass
@@ -23,6 +24,9 @@ class Run:
 
     def played(self) -> int:
         return self.done
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return [{"global": {"pooled": {"score": 0.5}}}] * self.done
 
 
 @dataclass
@@ -82,3 +86,26 @@ def test_runs_that_tuning_has_yet_to_settle_count_and_failed_ones_are_over() -> 
     assert (pace.played, pace.ended) == (8, 2)
     pace.plan([tried[0], chosen], 0)
     assert (pace.total, pace.played, pace.runs, pace.told()) == (12, 9, 3, "all: round 9/12")
+
+
+def test_equal_runs_of_two_comparisons_are_told_apart_and_counted_together() -> None:
+    pace = Pace(Clock())
+    first, second = Run("a/fedit-seed0", 4, 4), Run("b/fedit-seed0", 4, 1)
+    pace.plan([first, second], 0)
+    assert (pace.runs, pace.ended, pace.played, pace.total) == (2, 1, 5, 8)
+
+
+def test_runs_that_ended_leave_a_line_and_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [Run("a/fedit-seed0", 2), Run("b/fedit-seed0", 2), Run("b/fedit-seed1", 2)]
+    bars = JobBars()
+    bars.plan(runs, 0)
+    bars.look(runs)
+    runs[0].done = 2
+    bars.finished(runs[0], None)
+    bars.finished(runs[1], "out of [memory]")
+    bars.end()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("a/fedit-seed0")] == ["a/fedit-seed0  finished  pooled 50.0 %"]
+    assert [line for line in lines if line.startswith("b/fedit-seed0")] == ["b/fedit-seed0  failed: out of [memory]"]
+    assert len([line for line in lines if line.startswith("b/fedit-seed1")]) == 1
+    assert any(line.startswith("all runs") and "4/6" in line and "2 of 3 runs" in line for line in lines)

@@ -7,14 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from coterie.experiments.reproduce import Reproduced, reproduce
+from coterie.experiments.runs import run
+from coterie.experiments.workers import Job, JobObserver
 
 
 class Unwatched:
-    """A comparison's observer that looks away."""
+    """An observer of runs that looks away."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args: None
 
 
 def computed(name: str, folder: Path, settings: Sequence[str], **options: Any) -> Reproduced:
-    return reproduce(name, folder=folder, settings=settings, watcher=lambda: Unwatched(), **options)  # type: ignore[arg-type,return-value]
+    return reproduce(name, folder=folder, settings=settings, **{"watcher": Unwatched(), **options})
+
+
+def play_here(jobs: Sequence[Job], workers: int, watcher: JobObserver) -> dict[str, str]:
+    """Plays what is not finished in this process, one run after another."""
+    for job in jobs:
+        if not job.finished:
+            run(job.config, job.folder)
+    return {}

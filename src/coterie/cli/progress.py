@@ -203,14 +203,17 @@ class JobLines:
 
     def finished(self, job: Job, error: str | None) -> None:
         self._pace.close(job)
-        print(f"{job.name}  {f'failed: {error}' if error else f'finished  {_state(job)}'}", file=sys.stderr, flush=True)
+        print(_ending(job, error), file=sys.stderr, flush=True)
 
     def end(self) -> None:
         pass
 
 
 class JobBars:
-    """A bar over all rounds of all runs, and one for each run that is being played."""
+    """A bar over all rounds of all runs, and one for each run that is being played.
+
+    A run that ends leaves a line above the bars: more bars than a terminal has lines would hide those that move.
+    """
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -240,7 +243,9 @@ class JobBars:
 
     def finished(self, job: Job, error: str | None) -> None:
         self._pace.close(job)
-        self._show(job, f"failed: {error}" if error else _state(job))
+        if job.name in self._bars:
+            self._progress.remove_task(self._bars.pop(job.name))
+        self._progress.console.print(_ending(job, error), highlight=False, markup=False)
         self._overall()
 
     def end(self) -> None:
@@ -255,6 +260,11 @@ class JobBars:
         left = self._pace.left()
         said = f"{self._pace.ended} of {self._pace.runs} runs" + ("" if left is None else f", left {duration(left)}")
         self._progress.update(self._all, total=self._pace.total, completed=self._pace.played, said=said)
+
+
+def _ending(job: Job, error: str | None) -> str:
+    """How a run ended, in a line."""
+    return f"{job.name}  failed: {error}" if error else f"{job.name}  finished  {_state(job)}"
 
 
 def _state(job: Job) -> str:

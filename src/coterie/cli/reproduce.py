@@ -72,7 +72,7 @@ def reproduce(
             settings=settings or [],
             folder=place,
             workers=workers,
-            watcher=comparison_watcher,
+            watcher=comparison_watcher(),
             say=lambda text: print(text, file=sys.stderr, flush=True),
             advance=stages.at,
         )

@@ -9,7 +9,8 @@ are the same bytes however often it was broken off.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,29 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A comparison whose settings are checked and whose execution is settled, so that its runs can be played.
+
+    trial_seeds: those that settings are chosen with; none where nothing is tuned.
+    """
+
+    folder: Path
+    grids: Grids
+    seeds: tuple[int, ...]
+    trial_seeds: tuple[int, ...]
+    jobs: Jobs
+
+    @property
+    def untuned(self) -> dict[str, str]:
+        """The label of every method's settings where there is one choice of them."""
+        return dict.fromkeys(self.grids, "")
+
+    def finals(self, chosen: Mapping[str, str]) -> list[Job]:
+        """The runs that are compared, given the label of what was chosen for each method, in the order of playing."""
+        return [self.jobs[method, seed, chosen[method]] for seed in self.seeds for method in chosen]
+
+
 def comparison_folder(name: str) -> Path:
     """comparisons/<name>."""
     return Path("comparisons") / name
@@ -85,6 +109,41 @@ def compare(
     """
     if against is not None and against not in methods:
         raise ConfigError(f"--against {against!r} is none of the methods{nearest(against, methods)}")
+    with prepared(raw, overrides, methods, seeds, folder, tuning=tuning) as ready:
+        chosen, tuned = ready.untuned, None
+        failed: dict[str, str] = {}
+        try:
+            if tuning is not None:
+                chosen, failed, tuned = _tuned(ready, tuning, workers, watcher)
+            finals = ready.finals(chosen)
+            watcher.plan(finals, 0)
+            failed |= play(finals, workers, watcher)
+        finally:
+            watcher.end()
+        failed |= _unscored(methods, chosen, failed)
+        if not any(job.finished for job in finals):
+            raise RunError(failures(failed))
+        return Outcome(*conclude(ready, chosen, tuned=tuned, target=target, against=against), failed)
+
+
+@contextmanager
+def prepared(
+    raw: Mapping[str, Any],
+    overrides: Sequence[str],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    tuning: Tuning | None = None,
+) -> Iterator[Prepared]:
+    """Checks every run's settings, settles the execution plan and holds the folder until the comparison is concluded.
+
+    Arguments are those of `compare`.
+
+    Raises:
+        ConfigError: a setting that cannot be meant, or a folder that holds a comparison with other settings.
+        RunError: another process works in the folder.
+    """
     if len({short_name(method) for method in methods}) != len(methods):
         raise ConfigError("two of the methods have the same class name; rename one")
     given = [parse_override(text) for text in overrides]
@@ -106,32 +165,39 @@ def compare(
         jobs = {key: _job(folder, key, config, execution) for key, config in configs.items()}
         for job in jobs.values():
             _check_same(job)
-        chosen: dict[str, str] = dict.fromkeys(methods, "")
-        failed: dict[str, str] = {}
-        more: dict[str, Any] = {}
-        try:
-            if tuning is not None:
-                tried, failed = _try(grids, jobs, trial_seeds, seeds, workers, watcher)
-                more["tuning"] = record({_stored(jobs, m): tried[m] for m in methods}, tuning, trial_seeds)
-                best = {method: choose(tried[method], tuning.grid) for method in methods}
-                chosen = {method: label(one.settings) for method, one in best.items() if one is not None}
-            finals = [jobs[method, seed, chosen[method]] for seed in seeds for method in chosen]
-            watcher.plan(finals, 0)
-            failed |= play(finals, workers, watcher)
-        finally:
-            watcher.end()
-        failed |= _unscored(methods, chosen, failed)
-        runs = {(m, s): jobs[m, s, chosen[m]] for m in chosen for s in seeds if jobs[m, s, chosen[m]].finished}
-        more["missing"] = [f"{short_name(m)}-seed{s}" for m in methods for s in seeds if (m, s) not in runs]
-        finished = [Finished(_summary(job), job.metrics()) for job in runs.values()]
-        if not finished:
-            raise RunError("; ".join(f"{name} failed: {reason}" for name, reason in failed.items()))
-        reference = _stored(jobs, methods[0] if against is None else against)
-        found, times = comparison(finished, against=reference, target=target, **more), timing(finished)
-        write_whole(folder / "timing.json", _pretty(times))
-        write_whole(folder / "comparison.md", markdown(found))
-        write_whole(folder / "comparison.json", _pretty(found))
-    return Outcome(found, times, failed)
+        yield Prepared(folder, grids, tuple(seeds), tuple(trial_seeds), jobs)
+
+
+def conclude(
+    ready: Prepared,
+    chosen: Mapping[str, str],
+    *,
+    tuned: Mapping[str, Any] | None = None,
+    target: float | None = None,
+    against: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Compares the runs that finished, of which there is one at least, and plays nothing.
+
+    chosen: for each method that is compared the label of its settings. tuned: the record of what was tried. target,
+    against: see `compare`. Returns what it writes as comparison.json (and comparison.md) and as timing.json.
+    """
+    methods, jobs = list(ready.grids), ready.jobs
+    by_run = {(method, seed): jobs[method, seed, chosen[method]] for method in chosen for seed in ready.seeds}
+    runs = {run: job for run, job in by_run.items() if job.finished}
+    finished = [Finished(_summary(job), job.metrics()) for job in runs.values()]
+    more: dict[str, Any] = {} if tuned is None else {"tuning": tuned}
+    more["missing"] = [f"{short_name(m)}-seed{s}" for m in methods for s in ready.seeds if (m, s) not in runs]
+    reference = _stored(jobs, methods[0] if against is None else against)
+    found, times = comparison(finished, against=reference, target=target, **more), timing(finished)
+    write_whole(ready.folder / "timing.json", _pretty(times))
+    write_whole(ready.folder / "comparison.md", markdown(found))
+    write_whole(ready.folder / "comparison.json", _pretty(found))
+    return found, times
+
+
+def failures(failed: Mapping[str, str]) -> str:
+    """Why runs failed, by name, on one line."""
+    return "; ".join(f"{name} failed: {reason}" for name, reason in failed.items())
 
 
 def read_list(text: str, what: str) -> list[str]:
@@ -225,22 +291,26 @@ def _unscored(methods: Sequence[str], chosen: Mapping[str, str], failed: Mapping
     }
 
 
-def _try(
-    grids: Grids,
-    jobs: Jobs,
-    trial_seeds: Sequence[int],
-    seeds: Sequence[int],
-    workers: int,
-    watcher: JobObserver,
-) -> tuple[dict[str, list[Tried]], dict[str, str]]:
+def _tuned(
+    ready: Prepared, tuning: Tuning, workers: int, watcher: JobObserver
+) -> tuple[dict[str, str], dict[str, str], dict[str, Any]]:
+    """Plays what is tried: the label of the best settings of each method that has any, why runs failed, the record."""
+    tried, failed = _try(ready, workers, watcher)
+    best = {method: choose(tried[method], tuning.grid) for method in ready.grids}
+    chosen = {method: label(one.settings) for method, one in best.items() if one is not None}
+    by_method = {_stored(ready.jobs, method): tried[method] for method in ready.grids}
+    return chosen, failed, record(by_method, tuning, ready.trial_seeds)
+
+
+def _try(ready: Prepared, workers: int, watcher: JobObserver) -> tuple[dict[str, list[Tried]], dict[str, str]]:
     """Plays every method with all that is tried for it: the validation scores by method, and why runs failed.
 
     A run with what is then chosen and one of `seeds` is a run of the comparison too, and is not played again.
     """
+    grids, jobs, trial_seeds = ready.grids, ready.jobs, ready.trial_seeds
+    later_seeds = [seed for seed in ready.seeds if seed not in trial_seeds]
     trials = [jobs[method, seed, label(one)] for seed in trial_seeds for method in grids for one in grids[method]]
-    later = [
-        jobs[method, seed, label(one[0])] for method, one in grids.items() for seed in seeds if seed not in trial_seeds
-    ]
+    later = [jobs[method, seed, label(one[0])] for method, one in grids.items() for seed in later_seeds]
     watcher.plan(trials, sum(job.rounds for job in later))
     failed = play(trials, workers, watcher)
     tried = {

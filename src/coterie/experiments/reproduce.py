@@ -1,6 +1,7 @@
 """`coterie reproduce`: tables and figures of the papers, computed anew and put beside what the papers report.
 
-Runs are comparisons (`compare`) under <folder>/runs, so one that was broken off goes on when it is started again.
+Runs are comparisons (`compare`) under <folder>/runs, so one that was broken off goes on when it is started again. The
+runs of all comparisons share one pool of workers.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from coterie.algorithms import METHODS
-from coterie.errors import ConfigError
-from coterie.experiments.compare import compare
+from coterie.errors import ConfigError, RunError
+from coterie.experiments.compare import conclude, failures, prepared
 from coterie.experiments.config import merged
 from coterie.experiments.folders import json_text, versions, write_whole
 from coterie.experiments.methods import method_class, short_name
@@ -37,7 +39,7 @@ from coterie.experiments.papers.fedsee_theory import sizes_of
 from coterie.experiments.papers.pictures import require_matplotlib
 from coterie.experiments.papers.reading import FIGURES, Cell, Finished, cell, finished_runs, further_cells, of_model
 from coterie.experiments.papers.writing import LEFT_OUT, NOT_HERE, markdown
-from coterie.experiments.workers import JobObserver
+from coterie.experiments.workers import JobObserver, play
 
 SCALES = ("small", "paper")
 MAJORITY = "majority"
@@ -52,7 +54,6 @@ class Block:
     """Runs that share all settings but method and seed: one comparison in one folder."""
 
     folder: str
-    title: str
     config: dict[str, Any]
     methods: tuple[str, ...]
 
@@ -85,19 +86,20 @@ def reproduce(
     settings: Sequence[str] = (),
     folder: Path | None = None,
     workers: int = 1,
-    watcher: Callable[[], JobObserver],
+    watcher: JobObserver,
     say: Callable[[str], None] = lambda text: None,
     advance: fedsee_geometry.Advance = lambda what, done, total: None,
 ) -> Reproduced:
     """Computes a table or figure and writes result.json, result.md and, where one is drawn, figure.svg and figure.png.
 
     seeds: by default the definition's. methods: rows in place of the definition's, by name; others are run with
-    averaged heads. settings: `dotted.key=value` over every run's. watcher: makes the observer of each comparison.
-    say: told of parts that begin or end; advance: of what is trained without a run, how much is done and of how much.
+    averaged heads. settings: `dotted.key=value` over every run's. watcher: of the runs of all comparisons together.
+    say: told of what begins or ends; advance: of what is trained without a run, how much is done and of how much.
 
     Raises:
         ConfigError: no such name, scale or method, or a folder that holds runs of other settings.
-        RunError: a comparison of which no run finished.
+        RunError: a comparison of which no run finished, after all others were concluded; or another process works in
+            the folder of one.
     """
     whole = definition(name)
     if scale not in whole.scales:
@@ -129,11 +131,9 @@ def reproduce(
         cells, here = geometry.cells, geometry.here
     else:
         blocks = plan(whole, chosen)
-        for number, block in enumerate(blocks, start=1):
-            say(f"{name}, part {number} of {len(blocks)}: {block.title}")
-            under = place / "runs" / block.folder
-            outcome = compare(block.config, settings, block.methods, used, under, workers=workers, watcher=watcher())
-            failed |= {f"{block.folder}/{run}": reason for run, reason in outcome.failed.items()}
+        count = len(used) * sum(len(block.methods) for block in blocks)
+        say(f"{name}: {count} runs in {len(blocks)} comparison{'' if len(blocks) == 1 else 's'}")
+        failed = _play(blocks, settings, used, place / "runs", workers, watcher)
         runs = _runs(whole, place, used)
         cells = _cells(whole, runs)
         here = setting.of_runs([run for row in runs.values() for found in row.values() for run in found], used)
@@ -195,8 +195,7 @@ def plan(whole: Definition, scale: Scale) -> list[Block]:
         base = merged(merged(scale.config, entry.config), scale.columns.get(column, {}))
         for variant, listed in by_variant.items():
             config = merged(merged(base, whole.variants[variant]), scale.cells.get(f"{column}/{variant}", {}))
-            title = f"{entry.title}, {variant}"
-            made.append(Block(_block_folder(column, variant), title, config, tuple(dict.fromkeys(listed))))
+            made.append(Block(_block_folder(column, variant), config, tuple(dict.fromkeys(listed))))
     return made
 
 
@@ -238,6 +237,39 @@ def machine() -> dict[str, Any]:
     """The class of this machine, without any name: cores and what its processor can do."""
     capability = torch.backends.cpu.get_cpu_capability()
     return {"cores": os.cpu_count(), "cpu": capability, "architecture": versions()["machine"]}
+
+
+def _play(
+    blocks: Sequence[Block],
+    settings: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    workers: int,
+    watcher: JobObserver,
+) -> dict[str, str]:
+    """Plays the runs of all blocks in one pool, so that no worker waits for another's block, and then concludes each.
+
+    Returns why runs failed, by block and run. All settings are checked before the first run begins.
+    """
+    with ExitStack() as held:
+        ready = [
+            held.enter_context(prepared(block.config, settings, block.methods, seeds, folder / block.folder))
+            for block in blocks
+        ]
+        jobs = [
+            replace(job, name=f"{each.folder.name}/{job.name}") for each in ready for job in each.finals(each.untuned)
+        ]
+        try:
+            watcher.plan(jobs, 0)
+            failed = play(jobs, workers, watcher)
+        finally:
+            watcher.end()
+        with_runs = [each for each in ready if any(job.finished for job in each.finals(each.untuned))]
+        for each in with_runs:
+            conclude(each, each.untuned)
+        if len(with_runs) < len(ready):
+            raise RunError(failures(failed))
+    return failed
 
 
 def _is_here(method: str) -> bool:

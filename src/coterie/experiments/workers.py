@@ -33,7 +33,10 @@ PATIENCE = 10.0
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a comparison; `rounds` counts those of all its phases."""
+    """One run of a comparison; `rounds` counts those of all its phases.
+
+    name: what it is called, and no other that is played together with it; on disk it is known by its folder.
+    """
 
     name: str
     config: Config
@@ -55,7 +58,7 @@ class Job:
 
 
 class JobObserver(Protocol):
-    """Who watches a comparison."""
+    """Who watches the runs of one comparison, or of several that share workers."""
 
     def plan(self, jobs: Sequence[Job], later: int) -> None:
         """Before the first run starts, and again when tuning has settled which runs follow; a run may be in both.
