@@ -69,8 +69,12 @@ def plan(
     return [Batch(indices, min(_round_up(int(sizes[indices].max()), multiple), longest)) for indices in drawn]
 
 
-def evaluation_batches(lengths: ArrayLike, batch_size: int, multiple: int = 8) -> list[Batch]:
+def evaluation_batches(
+    lengths: ArrayLike, batch_size: int, multiple: int = 8, tokens: int | None = None
+) -> list[Batch]:
     """Every example exactly once, in order of length (stable), padded as in `plan`; no batch of no examples.
+
+    tokens: how many a batch may have, padding included, unless it is of one example; None: any number.
 
     Raises:
         ConfigError: a number below one.
@@ -79,8 +83,15 @@ def evaluation_batches(lengths: ArrayLike, batch_size: int, multiple: int = 8) -
     sizes = np.asarray(lengths, dtype=np.int64).reshape(-1)
     order = np.argsort(sizes, kind="stable").astype(np.int64)
     longest = int(sizes.max(initial=0))
-    parts = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
-    return [Batch(part, min(_round_up(int(sizes[part[-1]]), multiple), longest)) for part in parts]
+    padded = [min(_round_up(size, multiple), longest) for size in sizes[order].tolist()]
+    starts: list[int] = []
+    for place, size in enumerate(padded):
+        count = place + 1 - starts[-1] if starts else batch_size + 1
+        if count > batch_size or (tokens is not None and count * size > tokens):
+            starts.append(place)
+    return [
+        Batch(order[start:end], padded[end - 1]) for start, end in zip(starts, [*starts, len(order)][1:], strict=True)
+    ]
 
 
 def _stream(sizes: np.ndarray, size: int, key: Key, buckets: bool, window: int) -> Iterator[np.ndarray]:

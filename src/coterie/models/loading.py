@@ -18,7 +18,7 @@ from coterie.compress.folder import finish, is_compressed, read_notes, reading
 from coterie.errors import ModelError
 from coterie.maths.keys import Key, root_key
 from coterie.models.hub import require_reachable
-from coterie.models.language import is_language_network
+from coterie.models.language import additive, is_language_network, takes_branches
 from coterie.models.patches import Patches
 from coterie.models.quantisation import Quantization, keep_trainable, quantised_options
 from coterie.models.seeing import Seeing, is_seeing, read_companion, sight_of
@@ -38,7 +38,8 @@ class Base:
     layers: the adaptable layers by name, shapes (d_out, d_in). head: the initial head, float32 on the CPU, by
     parameter name; empty for a language model. slots: where terms and heads are bound. digest: a hash of the base's
     weights as loaded, the head apart. inputs: the names that the network's forward takes. vision: what images it takes;
-    None of a model of texts. Only `set_log` and `prepare` change a Base.
+    None of a model of texts. branches: whether `Branches` of questions suit it. Only `set_log` and `prepare` change a
+    Base.
     """
 
     network: nn.Module
@@ -49,6 +50,7 @@ class Base:
     slots: Slots
     inputs: frozenset[str]
     vision: Vision | None = None
+    branches: bool = False
     patches: Patches = field(default_factory=Patches)
 
     @property
@@ -285,8 +287,9 @@ def from_language_network(
     output = output_layer(network)
     if output is None or not is_language_network(network):
         raise ModelError(f"{type(network).__name__} is no causal language model; choose a decoder, such as smollm2")
-    hashed = digest(network)
-    return Base(network, tokenizer, layers, {}, hashed, inject(network, layers, (), output), _inputs(network))
+    hashed, branches = digest(network), takes_branches(network)
+    slots = inject(network, layers, (), output)
+    return Base(network, tokenizer, layers, {}, hashed, slots, _inputs(network), branches=branches)
 
 
 def load_whole(name_or_path: str | Path, dtype: str = "float32") -> tuple[nn.Module, Any]:
@@ -483,8 +486,11 @@ def moved(value: Tensor, device: torch.device) -> Tensor:
 
 
 def inputs_of(base: Base, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of a batch that the network's forward takes, labels apart, on its device; pixels in its dtype."""
+    """The part of a batch that the network's forward takes, labels apart, on its device; floats in its dtype."""
     given = {n: moved(value, base.device) for n, value in batch.items() if n in base.inputs and n != "labels"}
     if "pixel_values" in given:
         given["pixel_values"] = given["pixel_values"].to(base.dtype)
+    mask = given.get("attention_mask")
+    if mask is not None and mask.dim() == 4:
+        given["attention_mask"] = additive(mask, base.network)
     return given

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.data import metrics
 from coterie.data.batches import Batch, evaluation_batches, plan
+from coterie.data.branches import Branches
 from coterie.data.sequences import ChoiceSet, Classified, DataSet, SequenceSet
 from coterie.errors import DataError, ModelError
 from coterie.maths.keys import Key
@@ -29,6 +29,8 @@ from coterie.training.objectives import (
     label_count,
     label_losses,
     labelled,
+    laid_out,
+    option_losses,
     row_losses,
     trainable,
 )
@@ -179,8 +181,16 @@ def _option_scores(base: Base, model: Model, data: ChoiceSet, batch_size: int) -
 
     Summed or averaged over the tokens, as the set says.
     """
-    options = data.sequences()
     stacked, _ = alone(base, model, None)
+    rows = data if model.mix is not None else laid_out(base, data)
+    if isinstance(rows, Branches):
+        scores = torch.zeros(len(data), int(data.counts.max()), dtype=torch.float64)
+        with base.slots.bound(1, stacked, None):
+            for planned in _planned(rows, batch_size):
+                losses = option_losses(base, rows.batch(planned.indices, planned.pad_to))
+                scores[torch.as_tensor(planned.indices)] = data.arranged(-losses.double().cpu(), planned.indices)
+        return scores
+    options = data.sequences()
     summed = torch.zeros(len(options), dtype=torch.float64)
     with base.slots.bound(1, stacked, None):
         for planned in _planned(options, batch_size):
@@ -347,18 +357,12 @@ def training_batches(
     )
 
 
-def _planned(data: TrainSet, batch_size: int) -> list[Batch]:
+def _planned(data: TrainSet | Branches, batch_size: int) -> list[Batch]:
     """Every example once. Of sequences, few enough for logits of a whole vocabulary at each of their tokens."""
-    batches = evaluation_batches(data.lengths, batch_size)
-    if isinstance(data, Classified):
-        return batches
-    return [
-        Batch(part, batch.pad_to)
-        for batch in batches
-        for part in np.array_split(
-            batch.indices, min(len(batch.indices), -(-len(batch.indices) * batch.pad_to // _TOKENS))
-        )
-    ]
+    if isinstance(data, Branches):
+        # A row stands for several sequences.
+        batch_size = max(1, batch_size * len(data) // int(data.choices.counts.sum()))
+    return evaluation_batches(data.lengths, batch_size, tokens=None if isinstance(data, Classified) else _TOKENS)
 
 
 def _batches(data: TrainSet, batch_size: int) -> Iterator[dict[str, Tensor]]:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.data.branches import Branches
+from coterie.data.sequences import DataSet
 from coterie.data.text import TextSet, joint_batch
 from coterie.errors import CoterieError, RunError
 from coterie.models.loading import Base, moved
@@ -154,7 +156,7 @@ class _Stack:
         fewest = 0 if exact else SMALLEST[self.base.dtype]
         for i in alive:
             batch = self.trainees[i].batches[number]
-            parts = [row_count(self.trainees[i].data, part) for part in self._parts(batch.indices)]
+            parts = [row_count(self.trainees[i].rows, part) for part in self._parts(batch.indices)]
             whole = all(part % 4 == 0 for part in parts) if exact else min(parts) >= fewest
             shape = (*parts, batch.pad_to)
             groups.setdefault(shape if whole else (*shape, i), []).append(i)
@@ -231,7 +233,8 @@ class _Stack:
         batches = [trainee.batches[number] for trainee in chosen]
         for parts in zip(*(self._parts(batch.indices) for batch in batches), strict=True):
             held = [(one.data, part) for one, part in zip(chosen, parts, strict=True)]
-            yield held, _batch_of_all(held, batches[0].pad_to)
+            laid_out = [(one.rows, part) for one, part in zip(chosen, parts, strict=True)]
+            yield held, _batch_of_all(laid_out, batches[0].pad_to)
 
     def _losses(
         self,
@@ -369,7 +372,7 @@ class _Stack:
         }
 
 
-def _batch_of_all(parts: Held, pad_to: int) -> dict[str, Tensor]:
+def _batch_of_all(parts: Sequence[tuple[DataSet | Branches, np.ndarray]], pad_to: int) -> dict[str, Tensor]:
     """Several clients' batches of equal shape one after another."""
     texts = [(data, indices) for data, indices in parts if isinstance(data, TextSet)]
     joint = joint_batch(texts, pad_to) if len(texts) == len(parts) else None

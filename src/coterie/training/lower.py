@@ -192,10 +192,12 @@ def rows_of(inputs: Mapping[str, Tensor]) -> list[Row]:
     Raises:
         ModelError: padding that is not on the right.
     """
-    mask = inputs.get("attention_mask")
+    mask = _told(inputs)
     count = len(next(iter(inputs.values())))
     parts = []
     for name, value in inputs.items():
+        if value.dim() == 4 and name == "attention_mask":  # which follows from the positions
+            continue
         # So that a zero counts too, and an input that is there is not like one that is missing.
         numbers = _as_integers(value).reshape(count, -1) + 1
         if mask is not None and value.shape == mask.shape:
@@ -218,13 +220,23 @@ def rows_of(inputs: Mapping[str, Tensor]) -> list[Row]:
 
 def alone(inputs: Mapping[str, Tensor], row: Row) -> dict[str, Tensor]:
     """The inputs of one example of a batch, as a batch of its own without padding."""
+    mask = _told(inputs)
+    own = {name: value[row.place : row.place + 1] for name, value in inputs.items()}
+    for name, value in inputs.items():
+        if mask is not None and value.shape == mask.shape:
+            own[name] = own[name][:, : row.length]
+        elif mask is not None and name == "attention_mask":
+            own[name] = own[name][:, :, : row.length, : row.length]
+    return own
+
+
+def _told(inputs: Mapping[str, Tensor]) -> Tensor | None:
+    """Which places of a batch hold a token, (b, L), where it says so: one that does sees itself."""
     mask = inputs.get("attention_mask")
-    return {
-        name: value[row.place : row.place + 1, : row.length]
-        if mask is not None and value.shape == mask.shape
-        else value[row.place : row.place + 1]
-        for name, value in inputs.items()
-    }
+    if mask is None or mask.dim() != 4:
+        return mask
+    own = mask[:, 0].diagonal(dim1=1, dim2=2)
+    return (own >= 0).long() if own.is_floating_point() else own.long()
 
 
 class _Reached(Exception):

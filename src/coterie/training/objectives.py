@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from coterie.data.branches import Branches, branched
 from coterie.data.images import ImageSet
 from coterie.data.sequences import IGNORED, ChoiceSet, Classified, DataSet, SequenceSet
 from coterie.errors import DataError, ModelError
@@ -51,6 +52,13 @@ def trainable(base: Base, data: DataSet, who: str) -> TrainSet:
     return data
 
 
+def laid_out(base: Base, data: DataSet) -> DataSet | Branches:
+    """What batches are made of: the examples, or of questions their prompts once, where this base can be asked so."""
+    if isinstance(data, ChoiceSet) and data.options.pictures is None and base.branches:
+        return branched(data)
+    return data
+
+
 def logits_of(base: Base, batch: Mapping[str, Tensor]) -> Tensor:
     """The network's logits, in float32 at least: (n, classes), or of a language model (m, V) at the kept places."""
     logits: Tensor = base.network(**inputs_of(base, batch)).logits
@@ -61,13 +69,14 @@ def logits_of(base: Base, batch: Mapping[str, Tensor]) -> Tensor:
 class Labelled:
     """What a model says where there is a label: m examples with a class, or m tokens of answers.
 
-    logits (m, C), over classes or the vocabulary; targets (m,) int64; places (m,) int64, where in the batch's labels,
-    seen as one row, the prediction is made: at the example, or at the token before.
+    logits (m, C), over classes or the vocabulary; targets (m,) int64; slots (m,) int64, where in the batch's labels,
+    seen as one row, these stand; places (m,) int64, where the prediction is made: there, or at the token before.
     """
 
     logits: Tensor
     targets: Tensor
     places: Tensor
+    slots: Tensor
 
 
 def labelled(base: Base, batch: Mapping[str, Tensor], clients: int = 1) -> Labelled:
@@ -78,19 +87,21 @@ def labelled(base: Base, batch: Mapping[str, Tensor], clients: int = 1) -> Label
     labels = batch["labels"]
     if not base.is_language:
         share_out(base, batch)
-        return Labelled(
-            logits_of(base, batch), moved(labels, base.device), torch.arange(len(labels), device=base.device)
-        )
+        places = torch.arange(len(labels), device=base.device)
+        return Labelled(logits_of(base, batch), moved(labels, base.device), places, places)
     # Counted where the batch was made: asking a GPU how many there are would wait for all that is queued there.
-    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).reshape(clients, -1)
-    found = [row.ne(IGNORED).nonzero().squeeze(1) for row in following]
-    places = torch.cat([places + client * following.shape[1] for client, places in enumerate(found)])
-    targets = following.reshape(-1)[places]
-    kept = [moved(own, base.device) for own in found]
+    width = labels.shape[1]
+    slots = labels.reshape(-1).ne(IGNORED).nonzero().squeeze(1)
+    before = batch["before"].reshape(-1)[slots] if "before" in batch else slots % width - 1
+    places = slots // width * width + before
+    targets = labels.reshape(-1)[slots]
+    size = labels.numel() // clients
+    counts = torch.bincount(slots // size, minlength=clients).tolist()
+    kept = [moved(own % size, base.device) for own in torch.split(places, counts)]
     share_out(base, batch, kept)
     with base.slots.keeping(kept):
         logits = logits_of(base, batch)
-    return Labelled(logits, moved(targets, base.device), moved(places, base.device))
+    return Labelled(logits, *(moved(value, base.device) for value in (targets, places, slots)))
 
 
 def label_losses(found: Labelled) -> Tensor:
@@ -111,8 +122,21 @@ def row_losses(base: Base, batch: Mapping[str, Tensor], clients: int = 1) -> Ten
     return by_row(label_losses(found), found, batch["labels"])
 
 
-def row_count(data: DataSet, indices: ArrayLike) -> int:
-    """How many rows a batch of the examples at `indices` has: one each, of a question one for each option."""
+def option_losses(base: Base, batch: Mapping[str, Tensor], clients: int = 1) -> Tensor:
+    """The loss of every option of a batch of `Branches`, summed over its tokens, (m,), question after question."""
+    found = labelled(base, batch, clients)
+    branches = moved(batch["branches"], found.logits.device)
+    losses = label_losses(found)
+    spread = losses.new_zeros(branches.numel()).index_put((found.slots,), losses).view(branches.shape)
+    # Each sum is over a whole row, in one order whatever else is in the batch.
+    most = int(batch["branches"].max()) + 1
+    sums = torch.stack([torch.where(branches == branch, spread, 0.0).sum(dim=1) for branch in range(most)], dim=1)
+    exists = torch.arange(most) <= batch["branches"].max(dim=1, keepdim=True).values
+    return sums.reshape(-1)[moved(exists.reshape(-1).nonzero().squeeze(1), sums.device)]
+
+
+def row_count(data: DataSet | Branches, indices: ArrayLike) -> int:
+    """How many rows a batch of the examples at `indices` has: one each, of a `ChoiceSet` one for each option."""
     return int(data.select(indices).counts.sum()) if isinstance(data, ChoiceSet) else len(np.asarray(indices))
 
 

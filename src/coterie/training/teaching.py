@@ -16,7 +16,7 @@ from coterie.errors import DataError
 from coterie.maths.weak_to_strong import confidence_losses, entropy_losses, hardened
 from coterie.models.loading import Base
 from coterie.protocol import WeakToStrong
-from coterie.training.objectives import label_count, labelled, row_losses
+from coterie.training.objectives import label_count, labelled, option_losses, row_losses
 
 Held = Sequence[tuple[DataSet, np.ndarray]]
 
@@ -52,8 +52,9 @@ def example_scores(base: Base, batch: Mapping[str, Tensor], held: Held) -> list[
     Of sequences (m, V), logits of every token of the answers.
     """
     if isinstance(held[0][0], ChoiceSet):
-        found = -row_losses(base, batch, len(held)).view(len(held), -1)
-        pairs = zip(held, found, strict=True)
+        losses = (option_losses if "branches" in batch else row_losses)(base, batch, len(held))
+        counts = [int(data.select(indices).counts.sum()) for data, indices in held if isinstance(data, ChoiceSet)]
+        pairs = zip(held, torch.split(-losses, counts), strict=True)
         return [data.arranged(own, indices) for (data, indices), own in pairs if isinstance(data, ChoiceSet)]
     logits = labelled(base, batch, len(held)).logits
     return list(torch.split(logits, [label_count(data, indices) for data, indices in held]))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.data.batches import Batch
+from coterie.data.branches import Branches
 from coterie.data.sequences import DataSet
 from coterie.errors import DataError, ModelError
 from coterie.models.loading import Base, moved
@@ -18,7 +19,7 @@ from coterie.training.distilling import check_distillation
 from coterie.training.evaluation import check_model, on_base, training_batches
 from coterie.training.features import check_features
 from coterie.training.mixing import require_unmixed
-from coterie.training.objectives import check_kind, check_labels, trainable
+from coterie.training.objectives import check_kind, check_labels, laid_out, trainable
 from coterie.training.routing import check_routing
 from coterie.training.teaching import check_teaching, vocabulary_of
 
@@ -28,7 +29,10 @@ HEAD = "head."
 
 @dataclass(frozen=True)
 class Trainee:
-    """One client of a stack, ready to train: its own model and head in the master dtype, batches and streams."""
+    """One client of a stack, ready to train: its own model and head in the master dtype, batches and streams.
+
+    data: its examples; rows: how they are laid out in batches.
+    """
 
     ask: Ask
     fit: Fit
@@ -37,6 +41,7 @@ class Trainee:
     trained: frozenset[str]
     rate_scale: dict[str, float]
     data: DataSet
+    rows: DataSet | Branches
     batches: list[Batch]
     generator: torch.Generator
 
@@ -96,6 +101,8 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
     for pattern, factor in request.lr_scale.items():
         for name in matching([*names, *head], [pattern]):
             rate_scale[name] = rate_scale.get(name, 1.0) * factor
+    rows = laid_out(base, data)
+    batches = training_batches(data, settings, ask.key, request.steps, request.epochs, request.times)
     return Trainee(
         ask=ask,
         fit=request,
@@ -104,7 +111,8 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
         trained=frozenset(trained),
         rate_scale=rate_scale,
         data=data,
-        batches=training_batches(data, settings, ask.key, request.steps, request.epochs, request.times),
+        rows=rows,
+        batches=rows.padded(batches, settings.buckets) if isinstance(rows, Branches) else batches,
         generator=ask.key.fold("dropout").generator(),
     )
 
