@@ -243,6 +243,8 @@ def tokenise_choices(
 ) -> ChoiceSet:
     """Tokenise questions with options as `tokenise_sequences` does, but without an end token: an option goes on.
 
+    All options of a question follow the same prompt: as much of it as the longest of them leaves within `max_length`.
+
     labels: (n,) integers, the place of the right option.
 
     Raises:
@@ -261,7 +263,12 @@ def tokenise_choices(
     owners = [number for number, options in enumerate(choices) for _ in options]
     heads = _encode(prompts, tokenizer)
     texts = _encode([option for options in choices for option in options], tokenizer)
-    joined = _joined([heads[owner] for owner in owners], texts, tokenizer, max_length, owners)
+    longest = [0] * len(choices)
+    for owner, text in zip(owners, texts, strict=True):
+        longest[owner] = max(longest[owner], len(text))
+    joined = _joined(
+        [heads[owner] for owner in owners], texts, tokenizer, max_length, owners, room_for=[longest[o] for o in owners]
+    )
     first = torch.tensor([0, *np.cumsum([len(options) for options in choices])], dtype=torch.int64)
     return ChoiceSet(joined, first, torch.from_numpy(right.copy()), torch.arange(len(prompts)), score)
 
@@ -279,25 +286,28 @@ def _joined(
     max_length: int,
     owners: Sequence[int],
     cut: bool = False,
+    room_for: Sequence[int] | None = None,
 ) -> SequenceSet:
     """Prompts cut on the left to what the answers leave of `max_length`, and the answers; owners: for messages.
 
-    cut: see `tokenise_sequences`.
+    cut: see `tokenise_sequences`. room_for: how many tokens each prompt leaves for an answer, if it is not its own.
     """
     begin, end = _begin(tokenizer), tokenizer.eos_token_id
     stand_in = [] if end is None else [int(end)]
     parts: list[np.ndarray] = []
     kept: list[int] = []
-    for owner, prompt, answer in zip(owners, prompts, answers, strict=True):
+    rooms = room_for if room_for is not None else [0] * len(answers)
+    for owner, prompt, answer, wanted in zip(owners, prompts, answers, rooms, strict=True):
         whole = [*begin, *prompt] or stand_in
         if not answer or not whole:
             raise DataError(f"example {owner} has no {'prompt' if answer else 'answer'}; drop it or fill it in")
         if cut:
             answer = answer[: max_length - max(1, min(len(whole), max_length // 2))]
-        room = max_length - len(answer)
+        length = max(len(answer), wanted)
+        room = max_length - length
         if room < 1:
             raise DataError(
-                f"example {owner}: its answer of {len(answer)} tokens leaves no room for a prompt within max_length "
+                f"example {owner}: its answer of {length} tokens leaves no room for a prompt within max_length "
                 f"{max_length}; raise max_length or drop the example"
             )
         first = begin if room > len(begin) else []

@@ -359,10 +359,13 @@ def training_batches(
 
 def _planned(data: TrainSet | Branches, batch_size: int) -> list[Batch]:
     """Every example once. Of sequences, few enough for logits of a whole vocabulary at each of their tokens."""
+    if isinstance(data, Classified):
+        return evaluation_batches(data.lengths, batch_size)
     if isinstance(data, Branches):
-        # A row stands for several sequences.
-        batch_size = max(1, batch_size * len(data) // int(data.choices.counts.sum()))
-    return evaluation_batches(data.lengths, batch_size, tokens=None if isinstance(data, Classified) else _TOKENS)
+        # A row stands for several sequences, and options are more of it.
+        size = max(1, batch_size * len(data) // int(data.choices.counts.sum()))
+        return evaluation_batches(data.lengths, size, tokens=_TOKENS // 2)
+    return evaluation_batches(data.lengths, batch_size, tokens=_TOKENS)
 
 
 def _batches(data: TrainSet, batch_size: int) -> Iterator[dict[str, Tensor]]:
