@@ -225,7 +225,7 @@ def test_a_killed_fetch_takes_its_pip_with_it(asset: Asset, tmp_path: Path, monk
         monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
         child = start(asset, tmp_path / "cache", "pip", tmp_path / "log")
-        silent.settimeout(60)
+        silent.settimeout(300)
         connection, _ = silent.accept()
         with connection:
             connection.settimeout(30)
@@ -239,7 +239,7 @@ def test_a_killed_fetch_takes_its_pip_with_it(asset: Asset, tmp_path: Path, monk
 def test_two_processes_at_once_download_once_and_both_succeed(asset: Asset, tmp_path: Path) -> None:
     root, log = tmp_path / "cache", tmp_path / "log"
     children = [start(asset, root, "pip", log) for _ in range(2)]
-    answers = [child.communicate(timeout=60)[0].strip() for child in children]
+    answers = [child.communicate(timeout=300)[0].strip() for child in children]
     assert [child.returncode for child in children] == [0, 0]
     assert answers == [str(root / asset.key)] * 2
     assert log.read_text() == "x"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -18,15 +18,18 @@ from coterie.protocol import Model
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("efficiency")
+@pytest.fixture(scope="module")
+def benchmark() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("efficiency")
 
 
-@pytest.fixture
-def places(benchmark: ModuleType, tmp_path: Path) -> dict[float | None, Path]:
-    return benchmark.models(benchmark.toy(tmp_path / "toy"), tmp_path, [0.4, 0.6])
+@pytest.fixture(scope="module")
+def places(benchmark: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[float | None, Path]:
+    """The toy, whole and cut. Read only."""
+    place = tmp_path_factory.mktemp("models")
+    return benchmark.models(benchmark.toy(place / "toy"), place, [0.4, 0.6])
 
 
 def test_decomposed_layers_with_cores_hold_at_most_46_percent_of_their_dense_bytes(
@@ -64,11 +67,14 @@ def test_what_is_generated_with_a_cache_is_the_likeliest_token_after_each(
         assert not torch.allclose(base.network(input_ids=ids).logits, adapted, rtol=1e-3)
 
 
-def test_the_command_writes_figures_and_a_picture(tmp_path: Path) -> None:
-    command = [sys.executable, BENCHMARKS / "efficiency.py", "--small", "--only", "0.4+cores", "--json", "f.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "0.4+cores" in done.stdout and done.stdout.endswith("f.svg\nf.png\n")
+def test_the_command_writes_figures_and_a_picture(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["efficiency.py", "--small", "--only", "0.4+cores", "--json", "f.json"])
+    benchmark.main()  # which measures in a process of its own
+    said = capsys.readouterr().out
+    assert "0.4+cores" in said and said.endswith("f.svg\nf.png\n")
     (row,) = json.loads((tmp_path / "f.json").read_text())["rows"]
     assert row["name"] == "0.4+cores" and row["layers"] <= 0.46
     # The toy itself is small; what loading brings beside it belongs to the process.

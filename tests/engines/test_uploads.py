@@ -169,7 +169,7 @@ print(json.dumps([after(2, disk), after(8, disk), after(40, disk), after(40, Wai
 def test_memory_grows_with_a_layer_of_all_uploads_and_not_with_the_uploads(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEASURED, str(tmp_path / "uploads")]
     _, few, many, held = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    # An upload is 6 MiB: 192 MiB more are uploaded by 40 than by 8, of which one layer is 2, and the structure of all 3;
-    # the rest is what the allocator keeps, up to 18 have been seen.
+    # An upload is 6 MiB: 192 MiB more are uploaded by 40 than by 8, of which one layer is 2 and the structure of all 3.
+    # The rest is what the allocator keeps, of which up to 18 have been seen.
     assert many - few < 48
     assert held - many > 120

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from experiments.reproducing import play_here
 
 from coterie.experiments import reproduce as module
-from coterie.experiments.compare import Outcome
-from coterie.experiments.config import parse_override, resolve
-from coterie.experiments.runs import run
+from coterie.experiments.workers import Job, JobObserver
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small(tiny_base: Path, reviews_csv: Path) -> list[str]:
-    """Settings in place of every run's, so that a run takes a moment."""
+    """Settings in place of every run's, so that a run takes a moment. Read only."""
     return [
         f"task={{name: file, path: {reviews_csv}, test_limit: 30}}",
         f"model.base={tiny_base}",
@@ -31,26 +29,12 @@ def small(tiny_base: Path, reviews_csv: Path) -> list[str]:
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Comparisons play their runs here, one after another; the fixture lists the folders of the runs."""
+    """Reproductions play their runs here, one after another; the fixture lists the runs' names."""
     played: list[str] = []
 
-    def compare(
-        raw: Mapping[str, Any],
-        overrides: Sequence[str],
-        methods: Sequence[str],
-        seeds: Sequence[int],
-        folder: Path,
-        **_: Any,
-    ) -> Outcome:
-        for method in methods:
-            for seed in seeds:
-                given = [parse_override(text) for text in overrides]
-                config = resolve(raw, [*given, (["method"], method), (["seed"], seed)])
-                place = folder / f"{method}-seed{seed}"
-                if not (place / "summary.json").is_file():
-                    played.append(str(place.relative_to(folder.parent)))
-                    run(config, place)
-        return Outcome({}, {})
+    def play(jobs: Sequence[Job], workers: int, watcher: JobObserver) -> dict[str, str]:
+        played.extend(job.name for job in jobs if not job.finished)
+        return play_here(jobs, workers, watcher)
 
-    monkeypatch.setattr(module, "compare", compare)
+    monkeypatch.setattr(module, "play", play)
     return played

@@ -70,6 +70,7 @@ def test_runs_agree_with_and_without(raw: dict[str, Any], tmp_path: Path) -> Non
         assert one["global"]["pooled"]["loss"] == pytest.approx(other["global"]["pooled"]["loss"], abs=1e-5)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_is_the_same_to_the_bit_whatever_was_stored_and_by_however_many_workers(
     raw: dict[str, Any], tmp_path: Path
 ) -> None:

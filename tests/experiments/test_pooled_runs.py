@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from experiments.test_resume import configuration, results
+from training.forked import Forked
 
 from coterie.engines.in_process import InProcess, Played, Progress
 from coterie.experiments.folders import read_config
 from coterie.experiments.runs import resume, run
-from coterie.training import pool
 from coterie.training.pool import PoolExecutor
 
 PERSONAL: dict[str, Any] = {
@@ -41,54 +40,39 @@ def special(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(request.param)
 
 
-def test_neither_workers_nor_their_deaths_nor_a_resumption_change_a_byte(
-    special: dict[str, Any], tmp_path: Path, tiny_base: Path, reviews_csv: Path, monkeypatch: pytest.MonkeyPatch
+def test_neither_workers_nor_their_deaths_nor_a_resumption_change_a_byte_and_none_outlives_its_run(
+    special: dict[str, Any],
+    tmp_path: Path,
+    tiny_base: Path,
+    reviews_csv: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_workers: list[Forked],
 ) -> None:
-    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    """Before the second round a worker is killed; in the third the run breaks off, and is resumed."""
+    one, two = tmp_path / "one", tmp_path / "two"
     run(with_workers(special, 1, tiny_base, reviews_csv), one)
     expected = results(one)
 
     play = InProcess.play
     pools: list[PoolExecutor] = []
+    forked_workers.clear()
 
-    def after_a_death(engine: InProcess, progress: Progress) -> Played:
-        """Before the second round a worker is killed."""
+    def disturbed(engine: InProcess, progress: Progress) -> Played:
         assert isinstance(engine.executor, PoolExecutor)
         if progress.round == 1:
             process = engine.executor._workers[0].process
             assert process is not None
             os.kill(process.pid, signal.SIGKILL)
             pools.append(engine.executor)
-        return play(engine, progress)
-
-    monkeypatch.setattr(InProcess, "play", after_a_death)
-    run(with_workers(special, 2, tiny_base, reviews_csv), two)
-    assert results(two) == expected
-    assert pools[0].replaced == 1 and read_config(two)[1]["plan"]["workers"] == 2
-
-    def broken(engine: InProcess, progress: Progress) -> Played:
         if progress.round == 2:
             raise Broken
         return play(engine, progress)
 
-    monkeypatch.setattr(InProcess, "play", broken)
+    monkeypatch.setattr(InProcess, "play", disturbed)
     with pytest.raises(Broken):
-        run(with_workers(special, 3, tiny_base, reviews_csv), three)
+        run(with_workers(special, 2, tiny_base, reviews_csv), two)
+    assert pools[0].replaced == 1 and read_config(two)[1]["plan"]["workers"] == 2
     monkeypatch.setattr(InProcess, "play", play)
-    resume(three)
-    assert results(three) == expected
-
-
-def test_workers_end_with_the_run(
-    tmp_path: Path, tiny_base: Path, reviews_csv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    start = pool._start
-    monkeypatch.setattr(pool, "_start", lambda threads: started.append(start(threads)) or started[-1])
-    run(
-        with_workers(
-            {"rounds": 1, "method": "fedit", "evaluate": {"objective_examples": 0}}, 2, tiny_base, reviews_csv
-        ),
-        tmp_path / "run",
-    )
-    assert [process.poll() for process in started] == [-signal.SIGKILL] * 2
+    resume(two)
+    assert results(two) == expected
+    assert [process.poll() for process in forked_workers] == [-signal.SIGKILL] * 5

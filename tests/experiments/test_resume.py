@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.forking import played
 
 from coterie.experiments.folders import UPLOADS
-
-ZYGOTE = Path(__file__).with_name("zygote.py")
 
 PRIVATE: dict[str, Any] = {
     "method": "fedpa-lora",
@@ -42,13 +39,6 @@ def configuration(special: dict[str, Any], base: Path, data: Path) -> dict[str, 
     for name, value in special.items():
         made[name] = {**made[name], **value} if isinstance(made.get(name), dict) else value
     return made
-
-
-def played(config: dict[str, Any], runs: dict[Path, list[dict[str, Any]]]) -> dict[Path, list[int]]:
-    asked = json.dumps({"config": config, "runs": {str(folder): attempts for folder, attempts in runs.items()}})
-    done = subprocess.run([sys.executable, str(ZYGOTE)], input=asked, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return {Path(folder): codes for folder, codes in json.loads(done.stdout).items()}
 
 
 def results(folder: Path) -> dict[str, Any]:

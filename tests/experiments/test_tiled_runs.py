@@ -107,6 +107,7 @@ def test_a_federation_learns_choices_from_images_of_four_shapes(llava: Path, les
     ],
     ids=["alone", "workers", "recomputed", "in parts"],
 )
+@pytest.mark.usefixtures("forked_workers")
 def test_how_a_round_is_computed_does_not_change_what_is_learnt(
     llava: Path, lessons: Path, tmp_path: Path, sections: dict[str, Any], exact: bool
 ) -> None:

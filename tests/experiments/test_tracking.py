@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.forking import played
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -25,7 +25,6 @@ from coterie.experiments.observers import About, Silent
 from coterie.experiments.runs import grounded, resume, run
 from coterie.experiments.tracking import MLflow, Row, Tracking, grounded_uri, params, row_of, rows_of, tracked
 
-ZYGOTE = Path(__file__).with_name("zygote.py")
 LINE: dict[str, Any] = {
     "round": 3,
     "phase": "main",
@@ -234,14 +233,11 @@ def test_a_run_that_is_killed_again_and_again_has_every_round_once(raw: dict[str
     played again since round 4 is not committed; then round 4 is committed and not written."""
     asked = raw | {"rounds": 5, "checkpoint": {"every": 2}}
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    attempts: dict[Path, list[dict[str, str]]] = {
+    attempts: dict[Path, list[dict[str, Any]]] = {
         whole: [{}],
         killed: [{"at": "after the manifest"}, {"at": "before the manifest"}, {"at": "after the manifest"}, {}],
     }
-    text = json.dumps({"config": asked, "runs": {str(folder): tried for folder, tried in attempts.items()}})
-    done = subprocess.run([sys.executable, str(ZYGOTE)], input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {str(whole): [0], str(killed): [-9, -9, -9, 0]}, done.stderr
+    assert played(asked, attempts) == {whole: [0], killed: [-9, -9, -9, 0]}
     wanted = untimed(recorded(whole))
     assert list(wanted["train/loss"]) == [1, 2, 3, 4, 5]
     assert untimed(recorded(killed)) == wanted

@@ -1,9 +1,9 @@
 """A process for the resume tests: it imports everything once, then forks runs and kills them.
 
-Reads one JSON object from stdin: config (a mapping) and runs, a mapping from folders to attempts. An attempt is
-{"after": seconds} (killed then), {"at": event} (the run kills itself at that event) or {} (plays to the end); it
-starts the run or resumes it. Prints a JSON mapping from folders to how each attempt ended: an exit code, or minus
-the signal.
+Every line of stdin is a JSON object: config (a mapping), runs, a mapping from folders to attempts, and environment,
+which is taken over. An attempt is {"after": seconds} (killed then), {"at": event} (the run kills itself at that event)
+or {} (plays to the end); it starts the run or resumes it. Prints for each line a JSON mapping from folders to how each
+attempt ended: an exit code, or minus the signal.
 """
 
 from __future__ import annotations
@@ -108,11 +108,21 @@ def attempt(config: dict[str, Any], folder: Path, how: dict[str, Any]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
+def prepare(config: dict[str, Any]) -> None:
+    """Imports what the attempts then need not."""
+    build(parse(config), Plan())
+    if config.get("tracking"):
+        import mlflow  # noqa: F401
+        import torch.utils.tensorboard  # noqa: F401
+
+
 if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    build(parse(asked["config"]), Plan())  # what this imports, the attempts need not
-    ended = {
-        folder: [attempt(asked["config"], Path(folder), how) for how in attempts]
-        for folder, attempts in asked["runs"].items()
-    }
-    json.dump(ended, sys.stdout)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        os.environ.update(asked["environment"])
+        prepare(asked["config"])
+        ended = {
+            folder: [attempt(asked["config"], Path(folder), how) for how in attempts]
+            for folder, attempts in asked["runs"].items()
+        }
+        print(json.dumps(ended), flush=True)

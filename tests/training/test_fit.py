@@ -102,7 +102,7 @@ def test_one_after_another_equals_all_at_once_in_float32() -> None:
 def test_company_changes_no_bit_at_one_padding_rank(dtype: str, attention: str, batch_size: int) -> None:
     base = base_of()
     plan = replace(PLAIN, dtype=dtype, attention=attention)
-    settings = replace(STEPS, batch_size=batch_size, dropout=0.1, clip=0.3)
+    settings = replace(STEPS, steps=3, batch_size=batch_size, dropout=0.1, clip=0.3)
     penalty = ProductDistance(reference_pair(base, 8), weight=0.3)
     asks = cohort(base, (2, 4, 16, 3, 5), penalties=[penalty])
     alone = answers(base, asks, settings, plan)

@@ -209,7 +209,7 @@ def test_a_stack_of_unequal_clients_equals_the_plain_loop_for_each(network, tole
 def test_company_changes_no_bit_at_one_padding_rank(network, dtype: str, attention: str, batch_size: int) -> None:
     base = language_base_of(network())
     plan = replace(PLAIN, dtype=dtype, attention=attention)
-    settings = replace(STEPS, batch_size=batch_size, dropout=0.1, clip=0.3)
+    settings = replace(STEPS, steps=3, batch_size=batch_size, dropout=0.1, clip=0.3)
     penalty = ProductDistance(lora(base, 8, "reference")["lora"], weight=0.3)
     asks = [replace(each, head=None) for each in cohort(base, (2, 4, 16, 3, 5), penalties=[penalty])]
     alone = answers(base, asks, settings, plan)

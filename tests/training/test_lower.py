@@ -288,6 +288,7 @@ def test_bits_depend_neither_on_order_nor_on_what_was_stored_nor_on_a_stack(made
     assert all(identical(a, b) for a, b in zip(expected * 2, found, strict=True))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_bits_do_not_depend_on_the_number_of_workers(own_cache: Path) -> None:
     world = encoder()
     plan = replace(STORED, clients_per_step=2, lower_memory=1, lower_disk=16)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from training.forked import Forked
 from training.killing import Always, Deadly, Refusing
 from training.small import (
     PLAIN,
@@ -52,14 +53,14 @@ def alone() -> Executor:
 
 
 @pytest.fixture(scope="module")
-def pools() -> Iterator[dict[int, PoolExecutor]]:
-    made = {count: PoolExecutor(bases(), SETTINGS, replace(PLAN, workers=count)) for count in (1, 2, 3)}
+def pools(forked_workers: list[Forked]) -> Iterator[dict[int, PoolExecutor]]:
+    made = {count: PoolExecutor(bases(), SETTINGS, replace(PLAN, workers=count)) for count in (2, 3)}
     yield made
     for one in made.values():
         one.close()
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[2, 3])
 def pool(request: pytest.FixtureRequest, pools: dict[int, PoolExecutor]) -> PoolExecutor:
     return pools[request.param]
 
@@ -182,6 +183,7 @@ def test_a_worker_killed_between_rounds_is_replaced_and_knows_the_base(alone: Ex
         executor.set_base(BaseLog(), "base")
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_work_that_always_kills_its_worker_is_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.training.pool.TRIES", 2)
     base = base_of()
@@ -247,6 +249,7 @@ def test_one_worker_means_this_process_and_a_gpu_none_beside_it() -> None:
 
 
 SCRIPT = """
+import os
 import signal
 import sys
 from dataclasses import replace
@@ -254,18 +257,29 @@ from pathlib import Path
 from training.small import PLAIN, STEPS, base_of, cohort
 from coterie.training.pool import PoolExecutor
 
-if __name__ == "__main__":
+def work(told):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background would ignore
     base = base_of()
     pool = PoolExecutor({"base": base}, STEPS, replace(PLAIN, workers=2))
     pool.answer(cohort(base))
     pids = [worker.process.pid for worker in pool._workers if worker.process]
-    Path(sys.argv[1]).write_text(" ".join(map(str, [*pids, pool._folder.name])))
+    Path(told).write_text(" ".join(map(str, [*pids, pool._folder.name])))
     longer = [replace(one, request=replace(one.request, steps=10**6)) for one in cohort(base)]
     try:
         pool.answer(longer)
     except KeyboardInterrupt:
         sys.exit(77)
+
+if __name__ == "__main__":
+    children = []
+    for told in sys.argv[1:]:
+        child = os.fork()
+        if not child:
+            work(told)
+            sys.exit(1)
+        children.append(child)
+    print(*children, flush=True)
+    print(*[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], flush=True)
 """
 
 
@@ -284,24 +298,27 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 77)])
-def test_workers_and_their_memory_end_with_the_process_that_started_them(
-    how: signal.Signals, code: int, tmp_path: Path
-) -> None:
-    script, told = tmp_path / "script.py", tmp_path / "told"
+def test_workers_and_their_memory_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """Which is killed, or interrupted."""
+    script, told = tmp_path / "script.py", [tmp_path / "killed", tmp_path / "interrupted"]
     script.write_text(SCRIPT, encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    started = subprocess.Popen([sys.executable, str(script), str(told)], env=environment)
+    started = subprocess.Popen([sys.executable, str(script), *told], env=environment, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    owners = [int(pid) for pid in started.stdout.readline().split()]
     try:
-        assert until(lambda: told.exists() and "coterie-pool-" in told.read_text(), 120)
-        *pids, folder = told.read_text().split()
-        workers = [int(pid) for pid in pids]
-        assert len(workers) == 2 and all(map(alive, workers)) and Path(folder).is_dir()
-        time.sleep(1)  # it is in the middle of the second answer by now
-        started.send_signal(how)
-        assert started.wait(60) == code
+        assert until(lambda: all(one.exists() and "coterie-pool-" in one.read_text() for one in told), 120)
+        held = [one.read_text().split() for one in told]
+        workers, folders = [int(pid) for *pids, _ in held for pid in pids], [Path(folder) for *_, folder in held]
+        assert len(set(workers)) == 4 and all(map(alive, workers)) and all(folder.is_dir() for folder in folders)
+        time.sleep(1)  # they are in the middle of the second answer by now
+        for owner, how in zip(owners, (signal.SIGKILL, signal.SIGINT), strict=True):
+            os.kill(owner, how)
+        assert started.communicate(timeout=60)[0] == "-9 77\n"
     finally:
+        for owner in owners if started.poll() is None else ():
+            os.kill(owner, signal.SIGKILL)
         started.kill()
         started.wait()
     assert until(lambda: not any(map(alive, workers)))
-    assert until(lambda: not Path(folder).exists())
+    assert until(lambda: not any(folder.exists() for folder in folders))

@@ -87,7 +87,7 @@ def test_parts_of_unequal_numbers_of_tokens_weigh_by_their_tokens() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_company_changes_no_bit_with_both_on(network, dtype: str) -> None:
     base = base_for(network)
-    settings = replace(STEPS, batch_size=10, dropout=0.1, accumulation=3, checkpointing=True)
+    settings = replace(STEPS, steps=3, batch_size=10, dropout=0.1, accumulation=3, checkpointing=True)
     plan = replace(PLAIN, dtype=dtype)
     asks = cohort(base, network)
     alone = answers(base, asks, settings, plan)
