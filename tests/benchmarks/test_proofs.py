@@ -59,6 +59,19 @@ def test_the_share_of_the_peak_is_told(tiny_base: Path, tmp_path: Path, monkeypa
     assert 0 < found["share"] <= found["best_share"] and len(found["seconds"]) == 2
 
 
+def test_the_parts_of_a_step_make_it_up_and_packed_products_are_the_same(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = import_module("parts")
+    monkeypatch.setattr(import_module("peak"), "GOOD", ((64, 64, 64),))
+    found = told("parts", tmp_path, monkeypatch, "--model", tiny_base, "--batch", 8, "--length", 8)
+    shares = found["shares"]
+    assert sum(share for kind, share in shares.items() if kind != "bias") == pytest.approx(1)
+    assert set(parts.KINDS) <= set(shares) and 0 < shares["bias"] < shares["copies"]
+    x, w, b = (torch.randn(size).bfloat16() for size in ((64, 32), (48, 32), (48,)))
+    assert torch.equal(parts.product(x, parts.packed(w, 64), b), torch.nn.functional.linear(x, w, b))
+
+
 def test_both_sides_of_the_centralised_row_take_the_same_steps(tiny_base: Path) -> None:
     centralised = import_module("centralised")
     base = small(tiny_base, ("query", "value"))

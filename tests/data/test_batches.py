@@ -128,6 +128,22 @@ def test_evaluation_sees_each_example_exactly_once_in_order_of_length(
     assert all(max(lengths[i] for i in b.indices) <= b.pad_to <= max(lengths) for b in batches)
 
 
+@quick
+@given(st.lists(st.integers(1, 100), max_size=70), st.integers(1, 20), st.integers(1, 300))
+def test_a_batch_for_evaluation_has_as_many_tokens_as_it_may_or_one_example(
+    lengths: list[int], size: int, tokens: int
+) -> None:
+    batches = evaluation_batches(lengths, size, tokens=tokens)
+    whole = evaluation_batches(lengths, size)
+    assert [i for b in batches for i in b.indices] == [i for b in whole for i in b.indices]
+    counts = [len(b.indices) for b in batches]
+    assert all(n <= size and (n == 1 or n * b.pad_to <= tokens) for n, b in zip(counts, batches, strict=True))
+    # None could have taken the next one's first example as well.
+    for count, after in zip(counts, batches[1:], strict=False):
+        longer = min(-(-lengths[after.indices[0]] // 8) * 8, max(lengths))
+        assert count == size or (count + 1) * longer > tokens
+
+
 def test_what_cannot_be_meant_is_refused_in_one_line() -> None:
     for work in ({}, {"steps": 1, "epochs": 1}):
         with pytest.raises(ConfigError, match="exactly one"):

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.data.batches import Batch
-from coterie.data.branches import Branches, branched
+from coterie.data.branches import branched
 from coterie.data.sequences import IGNORED, ChoiceSet, SequenceSet
 
 
@@ -83,12 +82,3 @@ def test_a_selection_of_questions_has_the_rows_of_these_in_its_order() -> None:
     whole = questions([[([1], [2]), ([1], [3])], [([4, 5], [6]), ([4, 5], [7])], [([8], [9]), ([8], [1])]])
     own = branched(replace(whole, rows=torch.tensor([2, 0])))
     assert own.batch([0, 1], 4)["input_ids"].tolist() == [[8, 9, 1, 99], [1, 2, 3, 99]]
-
-
-def test_mini_batches_keep_their_questions_and_are_padded_to_their_longest_row() -> None:
-    made = [[([1] * size, [2]), ([1] * size, [3])] for size in (3, 9, 20)]
-    rows: Branches = branched(questions(made))
-    batches = [Batch(torch.tensor([0, 1]).numpy(), 10), Batch(torch.tensor([2]).numpy(), 21)]
-    assert [batch.pad_to for batch in rows.padded(batches, True)] == [16, 22]
-    assert [batch.pad_to for batch in rows.padded(batches, False)] == [22, 22]
-    assert [batch.indices.tolist() for batch in rows.padded(batches, True)] == [[0, 1], [2]]

@@ -149,6 +149,21 @@ def test_each_option_is_a_sequence_of_its_question_s_prompt_without_an_end_token
     assert data.lengths.tolist() == [3, 4]
 
 
+def test_all_options_follow_what_the_longest_of_their_question_leaves_of_the_prompt() -> None:
+    data = tokenise_choices(["the film is bad why", "why"], [[" no", " yes yes"], [" no", " a"]], [0, 1], PLAIN, 5)
+    flat = data.sequences()
+    kept = plain("the film is bad why")[-(5 - len(plain(" yes yes"))) :]
+    assert 0 < len(kept) < len(plain("the film is bad why")) - len(plain(" no"))
+    assert [parts(flat, i) for i in range(4)] == [
+        (kept, plain(" no")),
+        (kept, plain(" yes yes")),
+        (plain("why"), plain(" no")),
+        (plain("why"), plain(" a")),
+    ]
+    with pytest.raises(DataError, match="example 0: its answer of 2 tokens leaves no room"):
+        tokenise_choices(["why"], [[" no", " yes yes"]], [0], PLAIN, 2)
+
+
 def test_a_selection_of_questions_keeps_their_options_together() -> None:
     chosen = options().select([1, 0, 1])
     assert chosen.counts.tolist() == [2, 3, 2] and chosen.labels.tolist() == [0, 1, 0]

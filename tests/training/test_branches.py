@@ -25,6 +25,7 @@ from training.small import (
     lora,
     tensors,
 )
+from training.test_usage import routed
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -39,7 +40,7 @@ from coterie.data.branches import branched
 from coterie.data.sequences import ChoiceSet, SequenceSet
 from coterie.models.language import takes_branches
 from coterie.models.loading import Base, from_language_network, inputs_of
-from coterie.protocol import Evaluate, Fit, Predict, WeakToStrong
+from coterie.protocol import Evaluate, Fit, Predict, UsageDivergence, WeakToStrong
 from coterie.training.asks import Ask, Plan
 from coterie.training.executor import Executor
 from coterie.training.lower import rows_of
@@ -116,6 +117,17 @@ def test_a_student_is_that_of_options_alone(network, tolerance: float, form, buc
     beside, alone = (answers(base, [student(base, questions(13), form=form)], steps)[0] for base in pair(network))
     assert farthest(tensors(beside), tensors(alone)) < tolerance
     assert beside.answer.mean_loss == pytest.approx(alone.answer.mean_loss, abs=tolerance)
+
+
+def test_a_student_with_a_penalty_on_routing_counts_every_option_s_tokens() -> None:
+    beside, alone = pair(llama_lm)
+    found = []
+    for base in (beside, alone):
+        made = student(base, questions(9))
+        penalty = UsageDivergence(torch.full((3,), 1 / 3), 2.0)
+        fit = replace(made.request, initial=routed(base), train=("experts.*",), penalties=(penalty,))
+        found.append(answers(base, [replace(made, request=fit)], STEPS, PLAIN)[0])
+    assert identical(*found)
 
 
 def test_company_in_a_stack_changes_no_bit_of_a_student() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -63,9 +63,15 @@ def plan(
         assert steps is not None
         _at_least_one(steps=steps)
         drawn = list(islice(_stream(sizes, size, key, buckets, window), steps))
-    if not buckets:
-        return [Batch(indices, int(sizes.max())) for indices in drawn]
+    return padded(drawn, sizes, buckets, multiple)
+
+
+def padded(drawn: Sequence[np.ndarray], lengths: ArrayLike, buckets: bool, multiple: int = 8) -> list[Batch]:
+    """These mini-batches, each padded as in `plan` for examples of the given `lengths`, (n,) integers, at least one."""
+    sizes = _lengths(lengths)
     longest = int(sizes.max())
+    if not buckets:
+        return [Batch(indices, longest) for indices in drawn]
     return [Batch(indices, min(_round_up(int(sizes[indices].max()), multiple), longest)) for indices in drawn]
 
 
@@ -79,7 +85,7 @@ def evaluation_batches(
     Raises:
         ConfigError: a number below one.
     """
-    _at_least_one(batch_size=batch_size, multiple=multiple)
+    _at_least_one(batch_size=batch_size, multiple=multiple, tokens=1 if tokens is None else tokens)
     sizes = np.asarray(lengths, dtype=np.int64).reshape(-1)
     order = np.argsort(sizes, kind="stable").astype(np.int64)
     longest = int(sizes.max(initial=0))

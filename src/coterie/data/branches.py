@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from coterie.data.batches import Batch
 from coterie.data.sequences import IGNORED, ChoiceSet
-
-_MULTIPLE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +19,7 @@ class Branches:
 
     Every token has the position that it has in a sequence of the prompt and its own option, and sees no other tokens
     than there; so what a network with attention over all earlier tokens says of an option is what it says of that
-    sequence, to rounding. Where a long option has cut the prompt, it stands in the row once more as that option has it.
+    sequence, to rounding. Where an option follows another prompt than the one before it, that stands in the row too.
 
     tokens: (5, T) int64, row after row: each token's id and position; where in its row an option's token is predicted,
     else -1; the number of the prompt that it belongs to or follows; that of its option in the question, -1 of a prompt.
@@ -69,16 +66,6 @@ class Branches:
             "before": torch.where(labelled, before, -1),
             "branches": torch.where(labelled, branches, -1),
         }
-
-    def padded(self, batches: Sequence[Batch], buckets: bool) -> list[Batch]:
-        """The same mini-batches, each padded to its own longest row; without buckets to the longest of all."""
-        lengths = self.lengths
-        longest = int(lengths.max())
-        own = [int(lengths[torch.as_tensor(batch.indices)].max()) if buckets else longest for batch in batches]
-        return [
-            replace(batch, pad_to=min(-(-size // _MULTIPLE) * _MULTIPLE, longest))
-            for batch, size in zip(batches, own, strict=True)
-        ]
 
 
 def branched(choices: ChoiceSet) -> Branches:

@@ -29,10 +29,8 @@ from coterie.models.loading import Base
 from coterie.protocol import BaseLog, Fit, Weights
 from coterie.protocol.messages import leaves
 from coterie.training.asks import Ask, Done, Plan, TrainSettings
-from coterie.training.evaluation import training_batches
 from coterie.training.executor import Executor
 from coterie.training.frames import pack, read_frame, unpack, write_frame
-from coterie.training.objectives import row_count
 from coterie.training.pool_worker import Advance, Hello, Job, Told
 from coterie.training.shared_bases import share
 
@@ -226,19 +224,21 @@ class _Worker:
 
 
 def cost(ask: Ask, settings: TrainSettings) -> float:
-    """About how long an ask takes, in tokens that pass forward through the network; 0 where that cannot be told.
-
-    Of a Fit by its very batches, with their padding: a guess by the mean length let a worker begin a long one last.
-    """
+    """About how long an ask takes, in tokens that pass forward through the network; 0 where that cannot be told."""
     request, data = ask.request, ask.data
     try:
         if data is None or len(data) == 0:
             return 0.0
-        if isinstance(request, Fit):
-            batches = training_batches(data, settings, ask.key, request.steps, request.epochs, request.times)
-            return _BACKWARD * sum(row_count(data, batch.indices) * batch.pad_to for batch in batches)
         rows = data.options if isinstance(data, ChoiceSet) else data
-        return min(len(data), getattr(request, "limit", None) or len(data)) * float(rows.lengths.double().mean())
+        tokens = float(rows.lengths.double().mean())
+        if not isinstance(request, Fit):
+            return min(len(data), getattr(request, "limit", None) or len(data)) * tokens
+        steps, epochs = request.steps, request.epochs
+        if steps is None and epochs is None:
+            steps, epochs = settings.steps, settings.epochs
+            steps = None if steps is None else steps * request.times
+        examples = steps * settings.batch_size if steps is not None else (epochs or 0) * len(data)
+        return _BACKWARD * examples * tokens
     except Exception:  # a malformed request is to fail where it is answered
         return 0.0
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.data.batches import Batch
+from coterie.data.batches import Batch, padded
 from coterie.data.branches import Branches
 from coterie.data.sequences import DataSet
 from coterie.errors import DataError, ModelError
 from coterie.models.loading import Base, moved
-from coterie.protocol import Core, Distillation, Fit, LowRank, Model, Routed, WeakToStrong, matching
+from coterie.protocol import Core, Distillation, Fit, LowRank, Model, Routed, RoutingPenalty, WeakToStrong, matching
 from coterie.training.asks import Ask, Head, TrainSettings
 from coterie.training.distilling import check_distillation
 from coterie.training.evaluation import check_model, on_base, training_batches
@@ -101,8 +101,12 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
     for pattern, factor in request.lr_scale.items():
         for name in matching([*names, *head], [pattern]):
             rate_scale[name] = rate_scale.get(name, 1.0) * factor
-    rows = laid_out(base, data)
+    # A penalty on routing counts tokens, and a prompt's would count once in place of once for each option.
+    counted = any(isinstance(penalty, RoutingPenalty) for penalty in request.penalties)
+    rows = data if counted else laid_out(base, data)
     batches = training_batches(data, settings, ask.key, request.steps, request.epochs, request.times)
+    if isinstance(rows, Branches):
+        batches = padded([batch.indices for batch in batches], rows.lengths, settings.buckets)
     return Trainee(
         ask=ask,
         fit=request,
@@ -112,7 +116,7 @@ def prepare(base: Base, ask: Ask, settings: TrainSettings) -> Trainee:
         rate_scale=rate_scale,
         data=data,
         rows=rows,
-        batches=rows.padded(batches, settings.buckets) if isinstance(rows, Branches) else batches,
+        batches=batches,
         generator=ask.key.fold("dropout").generator(),
     )
 
