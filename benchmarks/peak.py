@@ -93,19 +93,19 @@ def _rate(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> float
     m, k, n = shape
     x, w = torch.full((m, k), 0.5, dtype=dtype, device=device), torch.full((n, k), 0.5, dtype=dtype, device=device)
     torch.nn.functional.linear(x, w)
-    return 2 * m * k * n / min(_seconds(lambda: torch.nn.functional.linear(x, w)) for _ in range(5))
+    return 2 * m * k * n / min(seconds_of(lambda: torch.nn.functional.linear(x, w)) for _ in range(5))
 
 
-def _seconds(run: Any) -> float:
+def seconds_of(run: Any) -> float:
     began = time.thread_time()
     run()
     return time.thread_time() - began
 
 
-def measure(base: Base, shape: Shape, dtype: str, steps: int, repeats: int) -> dict[str, Any]:
+def measure(base: Base, shape: Shape, dtype: str, steps: int, repeats: int, attention: str = "eager") -> dict[str, Any]:
     """Steps and products in turn, after a warm-up."""
     settings = TrainSettings(batch_size=shape.b, steps=steps)
-    executor = Executor({"base": base}, settings, Plan(dtype=dtype, padding_rank=shape.r))  # type: ignore[arg-type]
+    executor = Executor({"base": base}, settings, Plan(dtype, attention, padding_rank=shape.r))  # type: ignore[arg-type]
     ask = ask_of(base, shape, steps)
     seconds, rates = [], []
     for repeat in range(repeats + 1):
@@ -140,13 +140,14 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4, help="of one Fit")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--attention", default="eager", choices=["eager", "sdpa"])
     parser.add_argument("--model", help="a folder in place of MiniLM")
     options = parser.parse_args()
     torch.set_num_threads(1)
     place = options.model or fetch("minilm")
     base = load_base(place, targets=TARGETS, num_labels=2, head_key=KEY.fold("head"))
     shape = shape_of(base, options.rank, options.batch, options.length)
-    found = measure(base, shape, "bfloat16", options.steps, options.repeats)
+    found = measure(base, shape, "bfloat16", options.steps, options.repeats, options.attention)
     print(
         f"a step of {shape.b} x {shape.L} tokens: {found['flops'] / 1e9:.1f} GFLOP in {found['step']:.3f} s "
         f"(best {found['best_step']:.3f}), {found['share']:.1%} of the peak of {found['peak'] / 1e9:.0f} GFLOP/s "

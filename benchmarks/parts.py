@@ -1,0 +1,110 @@
+"""What a training step consists of, and what its products would gain from weights that are packed beforehand.
+
+    python benchmarks/parts.py --json parts.json
+
+MiniLM, 32 texts of 64 tokens in bfloat16, LoRA of rank 8 on query and value, one core: the step of `peak.py`, by kinds
+of operators, as shares of the time that PyTorch's profiler sees. Then the rates of the products of frozen weights, as
+they are computed (forward with the bias, backward without) and by oneDNN with weights in its own layout, which PyTorch
+offers through private operators only. The best of several, in seconds of the thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peak import KEY, TARGETS, Shape, ask_of, product_rate, seconds_of, shape_of
+from standin import machine, versions
+from torch import Tensor
+from torch.profiler import profile
+
+from coterie.assets import fetch
+from coterie.models.loading import Base, load_base
+from coterie.training.asks import Plan, TrainSettings
+from coterie.training.executor import Executor
+
+KINDS = {
+    "products of weights and activations": ("aten::addmm", "aten::mm"),
+    "products in attention and of adapters": ("aten::bmm", "aten::baddbmm"),
+    "copies": ("aten::copy_",),
+    "GELU and its derivative": ("aten::gelu", "aten::gelu_backward"),
+    "layer norms": ("aten::native_layer_norm", "aten::native_layer_norm_backward"),
+    "softmax": ("aten::_softmax", "aten::_softmax_backward_data"),
+}
+REST = "all else"
+
+
+def parts(base: Base, shape: Shape, steps: int) -> dict[str, float]:
+    """Shares of the time of a Fit's steps by kind of operator; `bias` is the part of the copies inside addmm."""
+    executor = Executor({"base": base}, TrainSettings(batch_size=shape.b, steps=steps), Plan(dtype="bfloat16"))
+    ask = ask_of(base, shape, steps)
+    executor.answer([ask])
+    with profile() as seen:
+        executor.answer([ask])
+    spent: defaultdict[str, float] = defaultdict(float)
+    for event in seen.events():
+        kind = next((kind for kind, names in KINDS.items() if event.name in names), REST)
+        spent[kind] += event.self_cpu_time_total
+        if kind == "copies" and event.cpu_parent is not None and event.cpu_parent.name == "aten::addmm":
+            spent["bias"] += event.self_cpu_time_total
+    whole = sum(value for kind, value in spent.items() if kind != "bias")
+    return {kind: value / whole for kind, value in spent.items()}
+
+
+def rates(shape: Shape) -> dict[str, dict[str, float]]:
+    """FLOPs a second of each frozen layer's products, forward and backward, as they are and packed."""
+    rows, made = shape.b * shape.L, {}
+    for name, inner, outer in (("square", shape.d, shape.d), ("up", shape.d, shape.f), ("down", shape.f, shape.d)):
+        x, w, b = (torch.full(size, 0.5, dtype=torch.bfloat16) for size in ((rows, inner), (outer, inner), (outer,)))
+        g = torch.full((rows, outer), 0.5, dtype=torch.bfloat16)
+        forward, backward = packed(w, rows), packed(w.t().contiguous(), rows)
+        ways: dict[str, Callable[[], Tensor]] = {
+            "forward": lambda x=x, w=w, b=b: torch.nn.functional.linear(x, w, b),
+            "forward, packed": lambda x=x, w=forward, b=b: product(x, w, b),
+            "backward": lambda g=g, w=w: g.mm(w),
+            "backward, packed": lambda g=g, w=backward: product(g, w, None),
+        }
+        flops = 2 * rows * inner * outer
+        made[name] = {way: flops / min(seconds_of(run) for _ in range(12)) for way, run in ways.items()}
+    return made
+
+
+def packed(w: Tensor, rows: int) -> Tensor:
+    """A weight in oneDNN's own layout for so many rows."""
+    return torch.ops.mkldnn._reorder_linear_weight(w, rows)
+
+
+def product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """x W^T + b by a packed weight."""
+    return torch.ops.mkldnn._linear_pointwise(x, w, b, "none", [], "")
+
+
+def main() -> None:
+    """Measures, prints the shares and rates and writes them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--model", help="a folder in place of MiniLM")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    base = load_base(options.model or fetch("minilm"), targets=TARGETS, num_labels=2, head_key=KEY.fold("head"))
+    shape = shape_of(base, 8, options.batch, options.length)
+    peak, found, shares = product_rate(torch.bfloat16), rates(shape), parts(base, shape, 4)
+    for kind, share in sorted(shares.items(), key=lambda item: -item[1]):
+        print(f"{share:6.1%}  {'of which biases inside addmm' if kind == 'bias' else kind}")
+    print(f"rates in GFLOP/s; the best product has {peak / 1e9:.0f}")
+    for name, ways in found.items():
+        print(f"{name:7}" + "  ".join(f"{way} {rate / 1e9:.0f}" for way, rate in ways.items()))
+    if options.json:
+        content: dict[str, Any] = {"shares": shares, "rates": found, "peak": peak}
+        options.json.write_text(json.dumps(content | {"machine": machine(), "versions": versions()}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
