@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from coterie.cli import contest as module
+from coterie.cli import processes
 from coterie.cli.processes import Watch, busy_cores, descendants
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
@@ -161,6 +162,17 @@ def test_a_watch_counts_cpu_and_memory_of_grandchildren() -> None:
         process.wait()
     assert watch.peak > 60_000_000
     assert watch.cpu() > 0.3
+
+
+@LINUX
+def test_a_watch_walks_the_pages_of_processes_only_when_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(processes, "_memory", lambda pid: looks.append(pid) or 1)
+    work = "import time\ntime.sleep(0.4)\nx = bytearray(60_000_000)\ntime.sleep(0.6)"
+    process = subprocess.Popen([sys.executable, "-c", work])
+    with Watch(process.pid, every=0.01):
+        process.wait()
+    assert 2 <= len(looks) <= 25  # of a hundred samples
 
 
 @LINUX
