@@ -167,7 +167,12 @@ def test_a_watch_counts_cpu_and_memory_of_grandchildren() -> None:
 @LINUX
 def test_a_watch_walks_the_pages_of_processes_only_when_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    monkeypatch.setattr(processes, "_memory", lambda pid: looks.append(pid) or 1)
+
+    def look(pid: int) -> int:
+        looks.append(pid)
+        return 1
+
+    monkeypatch.setattr(processes, "_memory", look)
     work = "import time\ntime.sleep(0.4)\nx = bytearray(60_000_000)\ntime.sleep(0.6)"
     process = subprocess.Popen([sys.executable, "-c", work])
     with Watch(process.pid, every=0.01):

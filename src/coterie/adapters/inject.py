@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import ModelError
+from coterie.maths.products import by_few
 from coterie.protocol import Bottleneck, InnerCore, Mix, Model, Routed, Term
 
 M = TypeVar("M", bound=nn.Module)
@@ -306,4 +307,4 @@ def _added(total: Tensor, term: Term, x: Tensor, share: Tensor | None = None, wh
         return total + (made if share is None else share.to(total.dtype) * made)
     scale = factors.scale.reshape(-1, 1, 1) if isinstance(factors.scale, Tensor) else factors.scale
     left = (factors.left * scale).to(x.dtype)
-    return torch.baddbmm(total, x @ factors.A.mT.to(x.dtype), left.mT)
+    return torch.baddbmm(total, by_few(x, factors.A.to(x.dtype)), left.mT)

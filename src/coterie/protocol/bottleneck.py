@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.errors import ModelError
+from coterie.maths.products import by_few
 from coterie.protocol.messages import message
 from coterie.protocol.parties import Layer
 from coterie.protocol.terms import Term
@@ -40,7 +41,7 @@ class Bottleneck(Term):
 
     def apply(self, x: Tensor) -> Tensor:
         """What is added to the layer's output x (..., N, d_out), in its dtype."""
-        return F.gelu(x @ self.down.mT.to(x.dtype)) @ self.up.mT.to(x.dtype)
+        return F.gelu(by_few(x, self.down.to(x.dtype))) @ self.up.mT.to(x.dtype)
 
     def dense(self) -> Tensor:
         raise ModelError("a bottleneck is no matrix: what it adds is not linear")

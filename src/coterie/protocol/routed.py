@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import ModelError
+from coterie.maths.products import by_few
 from coterie.protocol.messages import message
 from coterie.protocol.parties import Layer
 from coterie.protocol.terms import LowRank, Term
@@ -87,7 +88,7 @@ class Routed(Term):
         Softmax over the allowed outputs, the `top` largest renormalised (that is the softmax over those alone), and
         summed for each expert.
         """
-        logits = x @ self.router.mT.to(x.dtype)
+        logits = by_few(x, self.router.to(x.dtype))
         if self.bias is not None:
             logits = logits + self.bias.unsqueeze(-2).to(x.dtype)
         logits = logits.to(torch.promote_types(x.dtype, torch.float32))
@@ -117,7 +118,7 @@ class Routed(Term):
         """
         weights = self.weights(x)
         p = weights.to(x.dtype)
-        inner = dropped @ torch.cat(self.A, dim=-2).mT.to(x.dtype)
+        inner = by_few(dropped, torch.cat(self.A, dim=-2).to(x.dtype))
         apart = inner.reshape(*inner.shape[:-1], len(self.A), self.width)
         mixed = (p.unsqueeze(-1) * apart).flatten(-2)
         scale = self.scale

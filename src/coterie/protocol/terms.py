@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import ModelError, nearest
+from coterie.maths.products import by_few
 from coterie.protocol.messages import message
 from coterie.protocol.mix import Mix
 from coterie.protocol.parties import Layer
@@ -121,7 +122,7 @@ class LowRank(Term):
         return self.product()
 
     def apply(self, x: Tensor) -> Tensor:
-        inner = x @ self.A.mT.to(x.dtype)
+        inner = by_few(x, self.A.to(x.dtype))
         if self.diagonal is not None:
             inner = inner * self.diagonal.unsqueeze(-2).to(x.dtype)
         scale = self._scale(2)

@@ -24,6 +24,7 @@ from coterie.protocol.base_log import Patch
 from coterie.training.asks import Ask, Done, Plan, TrainSettings
 from coterie.training.executor import Executor
 from coterie.training.frames import pack, read_frame, unpack, write_frame
+from coterie.training.heap import keep_heap
 from coterie.training.shared_bases import opened
 
 ABANDONED = 1
@@ -71,6 +72,7 @@ class Told:
 
 def main() -> None:
     """Serves the process that started this one, and ends with it, whatever is being computed."""
+    keep_heap()
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     hello: Hello = unpack(read_frame(sys.stdin.buffer))
