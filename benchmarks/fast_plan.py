@@ -21,6 +21,7 @@ import math
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -157,8 +158,10 @@ def main() -> None:
     own = {} if options.path is None else {"path": options.path}
     jobs = list(product(options.seeds, options.tasks, PLANS))
     runs, right = [], {}
-    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
-        for job, one in zip(jobs, pool.map(partial(found, size, options.model, own), jobs), strict=True):
+    play, several = partial(found, size, options.model, own), options.workers > 1
+    pool = ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) if several else None
+    with pool or nullcontext():
+        for job, one in zip(jobs, pool.map(play, jobs) if pool else map(play, jobs), strict=True):
             seed, task, plan = job
             accuracy, count = float(one.right.double().mean()), len(one.right)
             right[job] = one.right

@@ -131,7 +131,9 @@ def test_a_paired_difference_is_over_rows_of_all_seeds() -> None:
     other = torch.tensor([[1, 0, 0, 1], [1, 0, 1, 1]]).bool()
     found = paired(fast, other)
     assert found["difference"] == 0 and found["by_seed"] == [0.25, -0.25]
-    assert found["error"] == pytest.approx(torch.tensor([0, 0.5, -0.5, 0]).std().item() / 2)
+    assert found["of_rows"] == pytest.approx(torch.tensor([0, 0.5, -0.5, 0]).std().item() / 2)
+    assert found["of_seeds"] == pytest.approx(0.25)
+    assert found["error"] ** 2 == pytest.approx(found["of_rows"] ** 2 + 0.25**2)
     better, same = torch.ones(3, 100).bool(), torch.zeros(3, 100).bool()
     assert paired(better, same)["reached"] and not paired(same, better)["reached"]
     rare = same.clone()
