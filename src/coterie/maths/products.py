@@ -16,7 +16,7 @@ def by_few(x: Tensor, A: Tensor) -> Tensor:
     """
     if x.shape[:-2] != A.shape[:-2]:
         return x @ A.mT
-    found: Tensor = _ByFew.apply(x, A)
+    found: Tensor = _ByFew.apply(x, A)  # type: ignore[no-untyped-call]
     return found
 
 
