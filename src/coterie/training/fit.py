@@ -164,7 +164,8 @@ class _Stack:
 
     def _parts(self, indices: np.ndarray) -> list[np.ndarray]:
         """A mini-batch in the parts that are computed one after another, as equal as possible."""
-        return np.array_split(indices, min(self.settings.accumulation, len(indices)))
+        parts = min(self.settings.accumulation, len(indices))
+        return [indices] if parts == 1 else np.array_split(indices, parts)
 
     def _forward_backward(self, number: int, rows: list[int]) -> None:
         """Add the gradients of the task losses of `rows`, whose batches have one shape, and note the losses.

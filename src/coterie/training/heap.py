@@ -22,7 +22,7 @@ def keep_heap() -> None:
 
     By default it gives memory back as soon as a step's activations are freed. The system then clears every page anew
     for the next step, about a thirtieth of a small encoder's time. What a process holds at most is not changed. Pages
-    of 2 MiB save about as much again: activations are read long after they were written, all over memory.
+    of 2 MiB save about a fiftieth more: activations are read long after they were written, all over memory.
     """
     if sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library
