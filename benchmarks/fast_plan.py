@@ -4,9 +4,9 @@
 
 FedIT on MiniLM, film and product reviews, three seeds, until no more is learnt; the global model answers every row of
 the pooled tests. `fast` is the plan that a probe chooses, with buckets; `fp32` is fp32 without buckets; `fp32, buckets`
-has the fast plan's batches, so that precision alone is what differs from it. Clients hold examples drawn at random: of
-the plan something is asked here, and unequal clients, or an early end, let a global model swing from round to round by
-more than any plan does (`--beta 0.5 --rounds 6` shows it).
+has the fast plan's batches, so that precision alone is what differs from it, and `no buckets` its precision. Clients
+hold examples drawn at random: of the plan something is asked here, and unequal clients let a global model swing from
+round to round. `--beta 0.5 --rounds 6` looks at those, and before learning has ended.
 
 A row's difference is how often the fast plan's three models are right less how often the other's are; its mean over all
 rows is the difference of accuracies. It would be another with other rows, and another with other seeds, which move all
@@ -47,6 +47,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "fast": {"dtype": "auto", "buckets": True},
     "fp32, buckets": {"dtype": "float32", "buckets": True},
     "fp32": {"dtype": "float32", "buckets": False},
+    "no buckets": {"dtype": "auto", "buckets": False},
 }
 
 
@@ -151,12 +152,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=Size.rounds)
     parser.add_argument("--steps", type=int, default=Size.steps)
     parser.add_argument("--beta", type=float, help="of Dirichlet's shares, for unequal clients")
+    parser.add_argument("--length", type=int, default=Size.length, help="tokens after which a text is cut")
+    parser.add_argument(
+        "--plans", nargs="*", default=["fp32, buckets", "fp32"], choices=list(PLANS), help="besides fast"
+    )
     parser.add_argument("--model", default="minilm", help="an asset or a folder")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     options = parser.parse_args()
-    size = Size(rounds=options.rounds, steps=options.steps, beta=options.beta)
+    size = Size(rounds=options.rounds, steps=options.steps, length=options.length, beta=options.beta)
+    plans = ["fast", *(plan for plan in options.plans if plan != "fast")]
     own = {} if options.path is None else {"path": options.path}
-    jobs = list(product(options.seeds, options.tasks, PLANS))
+    jobs = list(product(options.seeds, options.tasks, plans))
     runs, right = [], {}
     play, several = partial(found, size, options.model, own), options.workers > 1
     pool = ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) if several else None
@@ -170,10 +176,10 @@ def main() -> None:
             print(f"{task}, seed {seed}, {plan} ({one.way}): {accuracy:.2%} of {count}, {one.cpu:.0f} s", flush=True)
     answers = {
         plan: torch.stack([torch.cat([right[seed, task, plan] for task in options.tasks]) for seed in options.seeds])
-        for plan in PLANS
+        for plan in plans
     }
     count = answers["fast"].shape[1]
-    pairs = {plan: paired(answers["fast"], answers[plan]) for plan in PLANS if plan != "fast"}
+    pairs = {plan: paired(answers["fast"], answers[plan]) for plan in plans[1:]}
     for plan, pair in pairs.items():
         seeds = ", ".join(f"{100 * value:+.2f}" for value in pair["by_seed"])
         print(
