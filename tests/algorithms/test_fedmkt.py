@@ -85,20 +85,20 @@ def taught() -> tuple[InProcess, list[Any]]:
     return run, rounds_of(run)
 
 
-def receivers_losses(sender: Base, steps: int) -> list[float]:
+def receivers_losses(sender: Base, steps: int, lr: float, draw: int = 0) -> list[float]:
     """On held-out sentences, of a small random decoder with tokens of its own that has learnt from a pool of 24.
 
     First from labels and from a sender that has seen 600 other sentences, then as many steps from labels alone.
     """
     bases = {"sender": sender, "small": decoder(312, 48)}
-    settings = TrainSettings(lr=0.02, batch_size=16, steps=steps, weight_decay=0.0)
+    settings = TrainSettings(lr=lr, batch_size=16, steps=steps, weight_decay=0.0)
     executor = Executor(bases, settings, Plan())
 
     def party(spec: str, data: dict[str, Any]) -> Party:
-        return Party(spec, spec, data, None, root_key(5).fold(spec), trains_head=False)
+        return Party(spec, spec, data, None, root_key(5).fold(spec, draw), trains_head=False)
 
     def fresh(spec: str) -> Model:
-        return Model(lora=initial_adapter(bases[spec].layers, 8, 2.0, root_key(6)))
+        return Model(lora=initial_adapter(bases[spec].layers, 8, 2.0, root_key(6).fold(draw)))
 
     pools = {spec: tokens(base, 24, "pool") for spec, base in bases.items()}
 
@@ -117,15 +117,15 @@ def receivers_losses(sender: Base, steps: int) -> list[float]:
 
 
 def test_the_receivers_held_out_loss_is_lower_than_after_as_many_steps_on_labels_alone() -> None:
-    taught, alone = receivers_losses(decoder(319, 48), steps=60)
-    assert taught < 0.9 * alone
+    ratios = [taught / alone for taught, alone in (receivers_losses(decoder(319, 48), 150, 0.005, i) for i in range(3))]
+    assert max(ratios) < 1 and sum(ratios) / 3 < 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.assets
 def test_smollm2_teaches_a_small_decoder_of_other_tokens_more_than_labels_alone() -> None:
     sender = load_language_base(str(fetch("smollm2")), targets=("q_proj", "v_proj"))
-    taught, alone = receivers_losses(sender, steps=60)
+    taught, alone = receivers_losses(sender, 60, 0.02)
     assert taught < 0.9 * alone
 
 
