@@ -2,11 +2,11 @@
 
     python benchmarks/fast_plan.py --workers 2 --json fast_plan.json
 
-FedIT on MiniLM, film and product reviews, three seeds, until no more is learnt; the global model answers every row of
-the pooled tests. `fast` is the plan that a probe chooses, with buckets; `fp32` is fp32 without buckets; `fp32, buckets`
+FedIT on MiniLM, film and product reviews, three seeds, eight rounds; the global model answers every row of the pooled
+tests. `fast` is the plan that a probe chooses, with buckets; `fp32` is fp32 without buckets; `fp32, buckets`
 has the fast plan's batches, so that precision alone is what differs from it, and `no buckets` its precision. Clients
 hold examples drawn at random: of the plan something is asked here, and unequal clients let a global model swing from
-round to round. `--beta 0.5 --rounds 6` looks at those, and before learning has ended.
+round to round. `--beta 0.5 --rounds 6` looks at those, and earlier.
 
 A row's difference is how often the fast plan's three models are right less how often the other's are; its mean over all
 rows is the difference of accuracies. It would be another with other rows, and another with other seeds, which move all

@@ -12,7 +12,7 @@ def by_few(x: Tensor, A: Tensor) -> Tensor:
     """x A^T (..., N, r) for x (..., N, d) and A (..., r, d) of one dtype, where r is small beside N and d.
 
     The gradient of A is computed as dz^T x. PyTorch would compute its transpose x^T dz, which has the same value and
-    takes one and a half to eight times as long on a CPU, since x is then read across its rows.
+    takes up to eight times as long on a CPU, since x is then read across its rows.
     """
     if x.shape[:-2] != A.shape[:-2]:
         return x @ A.mT
