@@ -21,7 +21,7 @@ def keep_heap() -> None:
     """Have the C library keep up to 1 GiB that is free, in large pages, where it is glibc; elsewhere nothing happens.
 
     By default it gives memory back as soon as a step's activations are freed. The system then clears every page anew
-    for the next step, about a thirtieth of a small encoder's time. What a process holds at most is hardly changed. Pages
+    for the next step, about a thirtieth of a small encoder's time. What a process holds at most hardly changes. Pages
     of 2 MiB save about a fiftieth more: activations are read long after they were written, all over memory.
     """
     if sys.platform == "linux":
