@@ -66,8 +66,8 @@ def test_the_parts_of_a_step_make_it_up_and_packed_products_are_the_same(
     monkeypatch.setattr(import_module("peak"), "GOOD", ((64, 64, 64),))
     found = told("parts", tmp_path, monkeypatch, "--model", tiny_base, "--batch", 8, "--length", 8)
     shares = found["shares"]
-    assert set(shares) == {*parts.KINDS, parts.REST} and sum(shares.values()) == pytest.approx(1)
-    assert min(shares[kind] for kind in parts.KINDS) > 0
+    assert set(shares) == {*parts.KINDS, parts.REST}
+    assert min(shares.values()) > 0  # the rest too: kinds together take less than the whole step
     x, w, b = (torch.randn(size).bfloat16() for size in ((64, 32), (48, 32), (48,)))
     assert torch.equal(parts.product(x, parts.packed(w, 64), b), torch.nn.functional.linear(x, w, b))
 
