@@ -3,11 +3,11 @@
     python benchmarks/peak.py --json peak.json
 
 MiniLM, 32 texts of 64 tokens, LoRA of rank 8 on query and value, one core. Counted is what the network's definition
-and the chain rule ask for and no more: every product of the forward pass at all positions; in the backward pass no
-gradient of a frozen weight, and none of what lies below the lowest adapter. A test holds the formula against the
-products that PyTorch executes. What is not a product (softmax, GELU, norms, the optimiser) counts as nothing, and its
-time does count. The peak is the best rate of products of several good shapes in the same process, measured between the
-steps. Seconds are of the thread, so that company does not count.
+and the chain rule ask for and no more: in the last block what the first token's state, which alone the head reads,
+depends on; in the backward pass no gradient of a frozen weight, and none of what lies below the lowest adapter. A test
+holds the formula against the products that PyTorch executes. What is not a product (softmax, GELU, norms, the
+optimiser) counts as nothing, and its time does count. The peak is the best rate of products of several good shapes in
+the same process, measured between the steps. Seconds are of the thread, so that company does not count.
 """
 
 from __future__ import annotations
@@ -53,16 +53,23 @@ class Shape:
 
 def useful(s: Shape) -> float:
     """FLOPs of one training step, forward and backward."""
-    T = s.b * s.L
-    square, wide, scores = 2 * T * s.d * s.d, 2 * T * s.d * s.f, 2 * T * s.L * s.d
-    narrow = 2 * T * s.d * s.r
-    forward = 4 * square + 2 * wide + 2 * scores + 4 * narrow
-    # Both products of attention by both of their factors; of each adapter: by B, by xA^T and by A.
-    above = 2 * wide + square + 3 * scores + 6 * narrow
-    # Only where something is trained below: key's side of the scores, what enters query, key, value and the adapters.
-    through = scores + 3 * square + 2 * narrow
+    tokens = s.b * s.L
+    blocks = [block(s, asking=tokens, trained_below=i > 0) for i in range(s.layers - 1)]
     pooler, classifier = 2 * s.b * s.d * s.d, 2 * s.b * s.d * s.classes
-    return s.layers * (forward + above) + (s.layers - 1) * through + 2 * pooler + 3 * classifier
+    return sum(blocks) + block(s, asking=s.b, trained_below=s.layers > 1) + 2 * pooler + 3 * classifier
+
+
+def block(s: Shape, asking: int, trained_below: bool) -> float:
+    """FLOPs of one block in which so many positions ask, and all are asked: in the last, the texts' first tokens."""
+    square, known = 2 * asking * s.d * s.d, 2 * s.b * s.L * s.d * s.d
+    wide, scores = 2 * asking * s.d * s.f, 2 * asking * s.L * s.d
+    narrow = 2 * (asking + s.b * s.L) * s.d * s.r
+    forward = 2 * square + 2 * known + 2 * wide + 2 * scores + 2 * narrow
+    # Both products of attention by both of their factors; of each adapter: by B, by xA^T and by A.
+    above = 2 * wide + square + 3 * scores + 3 * narrow
+    # Only where something is trained below: key's side of the scores, what enters query, key, value and the adapters.
+    through = scores + square + 2 * known + narrow
+    return forward + above + (through if trained_below else 0)
 
 
 def shape_of(base: Base, r: int, b: int, L: int) -> Shape:

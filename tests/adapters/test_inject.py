@@ -109,8 +109,9 @@ def test_dropout_sees_the_stack_s_inputs_and_the_base_path_does_not(base) -> Non
         seen.append((name, tuple(x.shape)))
         return torch.zeros_like(x)
 
-    dropped = logits(base, 2, model, batch(), dropout=all_dropped)
-    assert torch.equal(dropped, logits(base, 2, None, batch()))
+    with base.slots.everywhere():
+        dropped = logits(base, 2, model, batch(), dropout=all_dropped)
+        assert torch.equal(dropped, logits(base, 2, None, batch()))
     tokens = 4 * batch()["input_ids"].shape[1]
     assert seen == [("lora", (2, tokens, 32))] * len(base.layers)
 

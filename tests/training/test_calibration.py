@@ -15,6 +15,7 @@ from reference.routed_loop import token_weights
 from coterie.data.text import TextSet
 from coterie.errors import ModelError
 from coterie.maths.keys import root_key
+from coterie.models import loading
 from coterie.models.loading import Base
 from coterie.protocol import Fit, Fitted, LowRank, Model, Routed, UsageDivergence
 from coterie.training.asks import Ask, Done, Plan, TrainSettings
@@ -76,6 +77,11 @@ def moved(done: Done) -> dict[str, torch.Tensor]:
     return done.answer.model.parameters
 
 
+def all_positions_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where usage is noted padding is computed; so that bits can be compared, let it be so without, too."""
+    monkeypatch.setattr(loading, "pack", lambda *_: False)
+
+
 def objective(frozen: Base, ask: Ask, made: Model, weight: float) -> float:
     """Task loss of the coming mini-batch and the KL term, one text at a time, without padding, token by token."""
     assert isinstance(ask.data, TextSet) and ask.head is not None
@@ -87,7 +93,7 @@ def objective(frozen: Base, ask: Ask, made: Model, weight: float) -> float:
         slot.register_forward_pre_hook(lambda _, x, name=name: seen.setdefault(name, []).append(x[0][0]))
         for name, slot in frozen.slots.layers.items()
     ]
-    with torch.no_grad(), frozen.slots.bound(1, stacked, head):
+    with torch.no_grad(), frozen.slots.bound(1, stacked, head), frozen.slots.everywhere():
         for i in batch.indices:
             one = ask.data.batch(np.array([i]), int(ask.data.lengths[i]))
             losses.append(float(row_losses(frozen, one)))
@@ -125,7 +131,8 @@ def test_the_gradient_is_the_numerical_one_of_task_loss_and_divergence_without_p
                 assert (up - down) / 2e-5 == pytest.approx(float(gradient.view(-1)[place]), rel=1e-5, abs=1e-8), full
 
 
-def test_the_divergence_matters_for_routers_and_below_and_its_weight_scales_it() -> None:
+def test_the_divergence_matters_for_routers_and_below_and_its_weight_scales_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_positions_always(monkeypatch)
     none, once, twice = (
         moved(trained([asked(target=t, weight=w)])[0]) for t, w in ((None, 0), (TARGET, 1), (TARGET, 2))
     )
@@ -145,7 +152,8 @@ def test_a_mini_batch_in_parts_has_the_divergence_of_the_whole() -> None:
             assert torch.allclose(apart[name], value, atol=1e-12), (parts, name)
 
 
-def test_the_pass_before_the_parts_draws_no_other_dropout() -> None:
+def test_the_pass_before_the_parts_draws_no_other_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_positions_always(monkeypatch)
     settings = replace(SGD, accumulation=2, dropout=0.3, steps=3)
     none = moved(trained([asked()], settings)[0])
     zero = moved(trained([asked(target=TARGET, weight=0.0)], settings)[0])

@@ -39,7 +39,7 @@ def test_usage_is_the_mean_over_tokens_of_every_example_alone() -> None:
         for example in range(len(data)):  # one at a time there is no padding at all
             batch = data.batch([example], int(data.lengths[example]))
             head = {part: value.double()[None] for part, value in base.head.items()}
-            with torch.no_grad(), base.slots.bound(1, stacked, head):
+            with torch.no_grad(), base.slots.bound(1, stacked, head), base.slots.everywhere():
                 base.network(**inputs_of(base, batch))
         handle.remove()
         tokens = torch.cat(seen)

@@ -16,6 +16,8 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from coterie.adapters.packed import unpack
+from coterie.adapters.places import Places
 from coterie.errors import ModelError
 from coterie.maths.products import by_few
 from coterie.protocol import Bottleneck, InnerCore, Mix, Model, Routed, Term
@@ -54,6 +56,7 @@ class Binding:
     places of each client at which the output layer computes, None for all; seen: the input of the head or output
     layer that ran last, kept while bound; mix, shares: how two terms share each input, and the share (S * b,) that
     every row of the batch has of a term by its name; usage: where routing weights are noted, None for nowhere.
+    places: the positions that the pass of a network that packs computes; everywhere: whether that must be all.
     """
 
     size: int = 1
@@ -66,6 +69,8 @@ class Binding:
     mix: Mix | None = None
     shares: Mapping[str, Tensor] = field(default_factory=dict)
     usage: Usage | None = None
+    places: Places | None = None
+    everywhere: bool = False
 
     def share(self, name: str, rows: Tensor) -> Tensor | None:
         """The shares of a term at every row (S, N, d), as (S, N, 1); None where it acts in full."""
@@ -235,7 +240,16 @@ class Slots:
         finally:
             binding.size, binding.terms, binding.head, binding.dropout = 1, {}, None, None
             binding.active, binding.seen, binding.mix, binding.shares = False, None, None, {}
-            binding.usage = None
+            binding.usage, binding.places = None, None
+
+    @contextmanager
+    def everywhere(self) -> Iterator[None]:
+        """For forward passes inside: all blocks compute all positions, padding too, and hand on states (b, L, d)."""
+        self.binding.everywhere = True
+        try:
+            yield
+        finally:
+            self.binding.everywhere = False
 
     @contextmanager
     def keeping(self, places: Sequence[Tensor] | None) -> Iterator[None]:
@@ -279,7 +293,8 @@ def inject(network: nn.Module, layers: Iterable[str], head: Iterable[str], outpu
 
 
 def eject(network: nn.Module) -> None:
-    """Put the original modules back, the very objects that `inject` replaced."""
+    """Put the original modules back, the very objects that `inject` replaced; they compute all positions again."""
+    unpack(network)
     for name, module in list(network.named_modules()):
         if isinstance(module, AdaptedLinear | HeadLinear | OutputLayer):
             _replace(network, name, module.base)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.adapters.inject import Slots, inject
+from coterie.adapters.packed import pack
 from coterie.compress.factored import FactoredLinear
 from coterie.compress.folder import finish, is_compressed, read_notes, reading
 from coterie.errors import ModelError
@@ -38,8 +39,8 @@ class Base:
     layers: the adaptable layers by name, shapes (d_out, d_in). head: the initial head, float32 on the CPU, by
     parameter name; empty for a language model. slots: where terms and heads are bound. digest: a hash of the base's
     weights as loaded, the head apart. inputs: the names that the network's forward takes. vision: what images it takes;
-    None of a model of texts. branches: whether `Branches` of questions suit it. Only `set_log` and `prepare` change a
-    Base.
+    None of a model of texts. branches: whether `Branches` of questions suit it. packs: whether passes compute no
+    padding. Only `set_log` and `prepare` change a Base.
     """
 
     network: nn.Module
@@ -51,6 +52,7 @@ class Base:
     inputs: frozenset[str]
     vision: Vision | None = None
     branches: bool = False
+    packs: bool = False
     patches: Patches = field(default_factory=Patches)
 
     @property
@@ -266,7 +268,8 @@ def from_network(
     draw(network, names, head_key, std)
     parameters = dict(network.named_parameters())
     head = {name: parameters[name].detach().to("cpu", torch.float32, copy=True) for name in names}
-    return Base(network, tokenizer, layers, head, hashed, inject(network, layers, heads), _inputs(network))
+    slots = inject(network, layers, heads)
+    return Base(network, tokenizer, layers, head, hashed, slots, _inputs(network), packs=pack(network, slots))
 
 
 def from_language_network(

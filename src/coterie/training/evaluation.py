@@ -315,7 +315,7 @@ def calibrate(
     try:
         # A language model's output layer is not adapted, and its logits are of no use here.
         nowhere = [torch.empty(0, dtype=torch.int64, device=base.device)] if base.is_language else None
-        with base.slots.bound(1, stacked, own_head), base.slots.keeping(nowhere):
+        with base.slots.bound(1, stacked, own_head), base.slots.keeping(nowhere), base.slots.everywhere():
             for batch in _batches(chosen, batch_size):
                 held = batch.get("attention_mask")
                 mask = None if held is None else held.bool().to(base.device)

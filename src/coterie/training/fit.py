@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.adapters.places import computed
+from coterie.data.batches import Batch
 from coterie.data.branches import Branches
 from coterie.data.sequences import DataSet
 from coterie.data.text import TextSet, joint_batch
@@ -146,7 +148,7 @@ class _Stack:
         return self._answers(before, self._penalty_values())
 
     def _groups(self, number: int, alive: list[int]) -> list[list[int]]:
-        """The clients alive, grouped by the shape of their batch.
+        """The clients alive, grouped by the shape of their batch, and by how much of it is computed.
 
         Matrix products of few rows (in float64: of rows left over by tiles of four) sum in another order than those
         of many, so a client with such a batch runs alone, lest its bits depend on who else is there.
@@ -158,9 +160,17 @@ class _Stack:
             batch = self.trainees[i].batches[number]
             parts = [row_count(self.trainees[i].rows, part) for part in self._parts(batch.indices)]
             whole = all(part % 4 == 0 for part in parts) if exact else min(parts) >= fewest
-            shape = (*parts, batch.pad_to)
+            shape = (*parts, batch.pad_to, *self._computed(self.trainees[i], batch))
             groups.setdefault(shape if whole else (*shape, i), []).append(i)
         return list(groups.values())
+
+    def _computed(self, trainee: Trainee, batch: Batch) -> list[int]:
+        """How many positions each part of a mini-batch costs, where padding costs none."""
+        if not self.base.packs:
+            return []
+        lengths = trainee.rows.lengths
+        parts = self._parts(batch.indices)
+        return [computed(int(lengths[part].sum()), len(part), batch.pad_to) for part in parts]
 
     def _parts(self, indices: np.ndarray) -> list[np.ndarray]:
         """A mini-batch in the parts that are computed one after another, as equal as possible."""

@@ -72,7 +72,7 @@ def hidden_distance(wanted: Tensor, own: Tensor, kind: str) -> Tensor:
 
 def _passed(base: Base, at: str, batch: Mapping[str, Tensor]) -> tuple[Labelled, Tensor]:
     """What a model says at the labels, and what enters the block `at`, (b, L, d)."""
-    with _entering(base.network.get_submodule(at)) as entered:
+    with base.slots.everywhere(), _entering(base.network.get_submodule(at)) as entered:
         found = labelled(base, batch)
     return found, entered()
 
