@@ -6,8 +6,9 @@
 FedPA-LoRA on a small encoder, every site with factors of its own from the start. Few: 10 and 200 sites of at least
 2 MiB each, 10 a round; the last round evaluates every site's model. Many: 100 and 10,000 sites of some KiB, 40 a
 round, with a checkpoint after each as in a run; CPU seconds are those of a round, first and last apart. Each size runs
-in a process of its own; growth is the peak resident size from there on, above the resident size once model and data are
-loaded. Sites' memories live in the run's store on disk, so growth must not follow the number of clients.
+in processes of its own, the two sizes in turn; growth is the peak resident size from there on, above the resident size
+once model and data are loaded, and of the tries the median counts: memory comes in pages of 2 MiB. Sites' memories live
+in the run's store on disk, so growth must not follow the number of clients.
 """
 
 from __future__ import annotations
@@ -161,24 +162,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--many", action="store_true", help="ten thousand clients against a hundred")
+    parser.add_argument("--tries", type=int, default=3, help="processes for each size")
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     kind = MANY if options.many else FEW
     if options.clients:
         print(json.dumps(measure(kind, options.clients)))
         return
-    rows = []
-    for clients in kind.sizes:
-        command = [sys.executable, __file__, "--clients", str(clients), *(["--many"] if options.many else [])]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
-        print("  ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()))
+    tries: dict[int, list[dict[str, float]]] = {clients: [] for clients in kind.sizes}
+    for _ in range(options.tries):
+        for clients, found in tries.items():
+            command = [sys.executable, __file__, "--clients", str(clients), *(["--many"] if options.many else [])]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            found.append(json.loads(done.stdout.strip().splitlines()[-1]))
+            print("  ".join(f"{name} {value:.3g}" for name, value in found[-1].items()))
+    rows = [{name: statistics.median(one[name] for one in found) for name in found[0]} for found in tries.values()]
     between = rows[1]["growth_mib"] - rows[0]["growth_mib"]
     few, many = kind.sizes
     times = rows[1]["growth_mib"] / rows[0]["growth_mib"]
     print(f"growth above the loaded process between {few} and {many} clients: {between:.1f} MiB ({times:.2f} times)")
     if options.json:
-        options.json.write_text(json.dumps({"rows": rows, "between_mib": between}, indent=2))
+        told = {"rows": rows, "between_mib": between, "tries": list(tries.values())}
+        options.json.write_text(json.dumps(told, indent=2))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,15 @@ from transformers import (
     BertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    EsmConfig,
+    EsmForSequenceClassification,
+    LayoutLMv3Config,
+    LayoutLMv3ForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from coterie.adapters.inject import eject
 from coterie.adapters.packed import attended
@@ -160,8 +165,40 @@ def test_a_head_that_reads_other_tokens_is_noticed() -> None:
         assert torch.equal(base.network(**inputs_of(base, rows)).logits, plain)
 
 
-def test_decoders_go_on_as_they_are() -> None:
-    assert not base_of(gpt2(), None).packs
+def esm() -> nn.Module:
+    kind = {"position_embedding_type": "rotary", "mask_token_id": 1, "token_dropout": False}
+    return EsmForSequenceClassification(EsmConfig(**SIZES, **SHAPE, **kind))
+
+
+def layout() -> nn.Module:
+    """Its attention takes a bias by position."""
+    sizes = {"coordinate_size": 6, "shape_size": 4, "visual_embed": False}
+    return LayoutLMv3ForSequenceClassification(LayoutLMv3Config(**SIZES, **SHAPE, **sizes))
+
+
+def patched() -> nn.Module:
+    network = bert()
+    inner = network.get_submodule("bert.encoder.layer.0.attention.self")
+    inner.forward = inner.forward
+    return network
+
+
+class Windowed(BertSelfAttention):
+    """Might see near tokens only, which short texts do not tell."""
+
+
+def windowed() -> nn.Module:
+    network = bert()
+    for layer in network.get_submodule("bert.encoder.layer"):
+        layer.attention.self.__class__ = Windowed
+    return network
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("network", [gpt2, esm, layout, patched, windowed])
+def test_networks_of_another_make_go_on_as_they_are(network: Any, dtype: torch.dtype) -> None:
+    targets = None if network is gpt2 else ("query", "value")
+    assert not base_of(network().to(dtype), targets).packs and base_of(bert().to(dtype)).packs
 
 
 def test_an_ejected_network_has_its_own_modules_and_bits() -> None:
@@ -222,7 +259,9 @@ def test_company_changes_no_bit_where_batches_have_more_and_less_padding(dtype: 
     settings = replace(small.STEPS, batch_size=16, dropout=0.1, buckets=False)
     plan = Plan(dtype=dtype, padding_rank=4)
     alone = small.answers(base, asks, settings, plan)
-    together = small.answers(base, asks, settings, small.stacked(plan))
+    with small.stacks() as seen:
+        together = small.answers(base, asks, settings, small.stacked(plan))
+    assert seen == [5]
     assert all(small.identical(one, other) for one, other in zip(alone, together, strict=True))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from coterie.models.loading import Base, from_language_network, from_network
 from coterie.protocol import Fit, LowRank, Model
 from coterie.training.asks import Ask, Done, Plan, TrainSettings
 from coterie.training.executor import Executor
+from coterie.training.fit import fit
 
 KEY = root_key(7)
 CLASSES = 3
@@ -165,6 +168,20 @@ def cohort(base: Base, ranks: Sequence[int] = (2, 4, 16, 3), **fields: Any) -> l
 
 def answers(base: Base, asks: Sequence[Ask], settings: TrainSettings = STEPS, plan: Plan = EXACT) -> list[Any]:
     return list(Executor({"base": base}, settings, plan).answer(asks))
+
+
+@contextmanager
+def stacks() -> Iterator[list[int]]:
+    """How many clients were trained together, pass by pass: after one that fails each is trained alone, unnoticed."""
+    seen: list[int] = []
+
+    def noted(base: Base, asks: Sequence[Ask], *rest: Any) -> Any:
+        done = fit(base, asks, *rest)
+        seen.append(len(asks))
+        return done
+
+    with mock.patch("coterie.training.executor.fit", noted):
+        yield seen
 
 
 def stacked(plan: Plan, clients: int = 16) -> Plan:

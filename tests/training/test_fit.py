@@ -24,6 +24,7 @@ from training.small import (
     llama,
     lora,
     stacked,
+    stacks,
     tensors,
     texts,
 )
@@ -107,7 +108,9 @@ def test_company_changes_no_bit_at_one_padding_rank(dtype: str, attention: str, 
     asks = cohort(base, (2, 4, 16, 3, 5), penalties=[penalty])
     alone = answers(base, asks, settings, plan)
     for order, size in (([0, 1, 2, 3, 4], 5), ([4, 3, 2, 1, 0], 5), ([2, 0, 4, 1, 3], 2), ([3, 1], 2)):
-        done = answers(base, [asks[i] for i in order], settings, stacked(plan, size))
+        with stacks() as seen:
+            done = answers(base, [asks[i] for i in order], settings, stacked(plan, size))
+        assert max(seen) == size
         assert all(identical(alone[i], got) for i, got in zip(order, done, strict=True))
 
 

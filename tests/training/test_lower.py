@@ -27,6 +27,7 @@ from training.small import (
     llama,
     lora,
     sequences,
+    stacks,
     tensors,
     texts,
 )
@@ -280,12 +281,18 @@ def test_bits_depend_neither_on_order_nor_on_what_was_stored_nor_on_a_stack(made
     expected = trained(first, asks(world))
     first.close()
     again = executor(MADE[made](), replace(plan, clients_per_step=3))  # which finds on disk what the first left
-    trained(again, questions(world))
-    found = trained(again, asks(world)[::-1])[::-1]
+    with stacks() as seen:
+        trained(again, questions(world))
+        found = trained(again, asks(world)[::-1])[::-1]
+        assert max(seen) == 3
     fresh = executor(MADE[made](), replace(plan, lower_disk=0))
     trained(fresh, [one for one in asks(world) if one.party == "c1"])
     found += trained(fresh, asks(world))
-    assert all(identical(a, b) for a, b in zip(expected * 2, found, strict=True))
+    empty = executor(MADE[made](), replace(plan, lower_disk=0, clients_per_step=3))
+    with stacks() as seen:
+        found += trained(empty, asks(world))
+        assert max(seen) == 3
+    assert all(identical(a, b) for a, b in zip(expected * 3, found, strict=True))
 
 
 @pytest.mark.usefixtures("forked_workers")

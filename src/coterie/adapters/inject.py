@@ -245,11 +245,11 @@ class Slots:
     @contextmanager
     def everywhere(self) -> Iterator[None]:
         """For forward passes inside: all blocks compute all positions, padding too, and hand on states (b, L, d)."""
-        self.binding.everywhere = True
+        before, self.binding.everywhere = self.binding.everywhere, True
         try:
             yield
         finally:
-            self.binding.everywhere = False
+            self.binding.everywhere = before
 
     @contextmanager
     def keeping(self, places: Sequence[Tensor] | None) -> Iterator[None]:

@@ -20,14 +20,19 @@ from coterie.adapters.places import Places, places_of
 if TYPE_CHECKING:
     from coterie.adapters.inject import Binding, Slots
 
-_ATTENTION = ("query", "key", "value", "attention_head_size", "config")
+ATTENTIONS = frozenset(
+    f"{family}SelfAttention"
+    for family in ("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra", "Ernie", "RoCBert", "Data2VecText")
+)
+"""The classes of transformers whose arithmetic `attended` is, with nothing else inside; others may be alike at short
+texts only."""
 _TEXTS, _LENGTH = 8, 8
 
 
 def pack(network: nn.Module, slots: Slots) -> bool:
     """Have passes inside `slots.bound` compute packed, where the network answers random texts alike; tells whether."""
     blocks = _blocks(network)
-    if not blocks or not hasattr(network, "base_model") or getattr(network.config, "is_decoder", False):
+    if not blocks:
         return False
     _install(network, blocks, slots.binding)
     alike = _answers_alike(network, slots)
@@ -146,13 +151,17 @@ def attended(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """The attention of each block, in order, where all are as in a BERT."""
+    """The attention of each block, in order, where all are those of an encoder that is known."""
     found = [module for name, module in network.named_modules() if name.rpartition(".")[2] == "attention"]
-    alike = all(
-        all(hasattr(getattr(module, "self", None), part) for part in _ATTENTION) and hasattr(module, "output")
-        for module in found
-    )
-    return found if alike else []
+    config = getattr(network, "config", None)
+    known = all(_is_known(getattr(module, "self", None)) and hasattr(module, "output") for module in found)
+    return found if known and config is not None and not getattr(config, "is_decoder", False) else []
+
+
+def _is_known(inner: nn.Module | None) -> bool:
+    kind = type(inner)
+    own = kind.__module__.startswith("transformers.") and kind.__name__ in ATTENTIONS
+    return own and inner is not None and "forward" not in vars(inner)  # which some other library may have put there
 
 
 def _install(network: nn.Module, blocks: list[nn.Module], binding: Binding) -> None:
@@ -169,11 +178,11 @@ def _answers_alike(network: nn.Module, slots: Slots) -> bool:
     """Whether logits of short random texts are the same as without packing, in half of their digits at least."""
     like = next(network.parameters())
     generator = torch.Generator().manual_seed(0)
-    words = int(network.config.vocab_size)  # type: ignore[union-attr, arg-type]
-    ids = torch.randint(words, (_TEXTS, _LENGTH), generator=generator).to(like.device)
     lengths = torch.arange(1, _TEXTS + 1, device=like.device).unsqueeze(1)
     mask = (torch.arange(_LENGTH, device=like.device) < lengths).long()
     try:
+        words = int(network.config.vocab_size)  # type: ignore[union-attr, arg-type]
+        ids = torch.randint(words, (_TEXTS, _LENGTH), generator=generator).to(like.device)
         plain = network(input_ids=ids, attention_mask=mask).logits
         with slots.bound(1, None, None):
             packed = network(input_ids=ids, attention_mask=mask).logits
@@ -182,4 +191,4 @@ def _answers_alike(network: nn.Module, slots: Slots) -> bool:
     if packed.shape != plain.shape:
         return False
     allowed = torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().max()
-    return bool((packed - plain).abs().max() <= allowed)
+    return bool((packed - plain).abs().max() < allowed)

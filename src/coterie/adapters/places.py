@@ -64,13 +64,15 @@ def places_of(mask: Tensor, clients: int) -> Places:
     held = mask.bool().view(clients, -1)
     whole = held.shape[1]
     tokens = held.sum(dim=1)
-    n = computed(int(tokens.max()), texts // clients, length)
+    # Told together, since a GPU that is asked is waited for.
+    most, fewest, begun = torch.stack([tokens.max(), tokens.min(), mask[:, 0].bool().sum()]).tolist()
+    n = computed(most, texts // clients, length)
     start = torch.arange(clients, device=mask.device).unsqueeze(1)
     rows, first = None, torch.arange(texts, device=mask.device) * length
-    if n < whole and bool(mask[:, 0].all()):
+    if n < whole and begun == texts:
         index = held.byte().argsort(dim=1, descending=True, stable=True)[:, :n] + start * whole
         ends_at = mask.bool().sum(dim=1).view(clients, -1).cumsum(dim=1)
         first = (torch.cat([torch.zeros_like(start), ends_at[:, :-1]], dim=1) + start * n).flatten()
         rows = Rows.of(index.flatten(), clients * whole)
-    padded = bool((tokens < whole).any())
-    return Places(clients, texts, length, rows, Rows.of(first, clients * (whole if rows is None else n)), padded)
+    taken = Rows.of(first, clients * (whole if rows is None else n))
+    return Places(clients, texts, length, rows, taken, padded=fewest < whole)

@@ -41,10 +41,24 @@ _NEXT = "free space or mend the folder, then resume the run"
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A content: its sha256 (hex) and its length in bytes."""
+    """A content: its sha256 and its length in bytes, in one piece, since a run has one for each site."""
 
-    sha256: str
-    size: int
+    packed: bytes
+
+    @classmethod
+    def of(cls, sha256: str, size: int) -> Blob:
+        """From the hash in hex, and the length."""
+        return cls(bytes.fromhex(sha256) + size.to_bytes(8))
+
+    @property
+    def sha256(self) -> str:
+        """In hex."""
+        return self.packed[:32].hex()
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return int.from_bytes(self.packed[32:])
 
 
 @dataclass(frozen=True)
@@ -81,7 +95,7 @@ class CheckpointStore:
 
     def put(self, name: str, data: bytes) -> None:
         """Stages `data` under `name`; on failure the name keeps what it had."""
-        blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+        blob = Blob.of(hashlib.sha256(data).hexdigest(), len(data))
         path = self._waiting / blob.sha256
         if blob.sha256 not in self._uses and not _holds(self._blobs / blob.sha256, data):
             with self._writing(path):
@@ -274,15 +288,15 @@ class CheckpointStore:
         """
         gone += [self._kept.pop(number) for number in sorted(self._kept)[: -self.keep]]
         kept = list(self._kept.values())
-        candidates = {blob.sha256 for blobs in gone for name, blob in blobs.items() if kept[0].get(name) is not blob}
+        candidates = {blob.packed for blobs in gone for name, blob in blobs.items() if kept[0].get(name) is not blob}
         for blobs in kept:
-            candidates.difference_update(blob.sha256 for blob in blobs.values())
+            candidates.difference_update(blob.packed for blob in blobs.values())
         with contextlib.suppress(CheckpointError):
             for number in self.rounds():
                 if number < min(self._kept):
                     _remove(self._manifest(number))
-        for digest in candidates:
-            _remove(self._blobs / digest)
+        for packed in candidates:
+            _remove(self._blobs / Blob(packed).sha256)
 
     def _sweep(self, blobs: bool) -> None:
         """Removes what killed writes left, and contents that nobody names if all manifests could be read."""
@@ -371,7 +385,7 @@ def _manifest_of(data: bytes, number: int) -> Checkpoint:
     inner = json.loads(match[2])
     if inner["format"] != FORMAT or inner["round"] != number:
         raise ValueError(f"of format {inner['format']} and round {inner['round']}, not {FORMAT} and {number}")
-    blobs = {sys.intern(name): Blob(*pair) for name, pair in inner["blobs"].items()}
+    blobs = {sys.intern(name): Blob.of(*pair) for name, pair in inner["blobs"].items()}
     return Checkpoint(number, inner["metadata"], blobs)
 
 

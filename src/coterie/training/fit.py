@@ -201,7 +201,9 @@ class _Stack:
         keeping = recomputed(self.base.network, generators) if self.settings.checkpointing else nullcontext()
         total = torch.zeros_like(counts)
         on_routing, on_features = of_clients(self.on_routing, index), of_clients(self.on_features, index)
-        with self.base.slots.bound(len(rows), room.model, room.head, dropout) as binding, keeping:
+        # How experts are used is a mean over tokens of every block, so all passes of the step see them all.
+        whole_blocks = self.base.slots.everywhere() if on_routing else nullcontext()
+        with self.base.slots.bound(len(rows), room.model, room.head, dropout) as binding, keeping, whole_blocks:
             hard = self._hardened(chosen, number, generators)
             whole = None
             if on_routing and self.settings.accumulation > 1:

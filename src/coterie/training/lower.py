@@ -88,7 +88,8 @@ class StoredLower:
     def _passed(self, base: Base, run: Pass, inputs: Mapping[str, Tensor]) -> Any:
         rows = rows_of(inputs)
         if id(base) not in self._lower:
-            found = lower_of(base, run, alone(inputs, rows[0]))
+            with base.slots.everywhere():
+                found = lower_of(base, run, alone(inputs, rows[0]))
             self._lower[id(base)] = found, "" if found is None else _kind(base, found, self.plan)
         lower, kind = self._lower[id(base)]
         if lower is None:
@@ -98,7 +99,8 @@ class StoredLower:
             if row.key not in states:
                 kept = self.store.get(kind, row.key)
                 if kept is None:
-                    kept = lower_states(lower, run, alone(inputs, row))
+                    with base.slots.everywhere():
+                        kept = lower_states(lower, run, alone(inputs, row))
                     self.store.put(kind, row.key, kept)
                 states[row.key] = kept
         with passed_over(lower, [states[row.key] for row in rows]):
@@ -277,7 +279,7 @@ def _kind(base: Base, lower: Lower, plan: Plan) -> str:
         base.digest,
         type(base.network).__name__,
         "" if config is None else config.to_json_string(),
-        f"{len(lower.blocks)} blocks",
+        f"{len(lower.blocks)} blocks, {'attention of coterie' if base.packs else 'as the network comes'}",
         f"{plan.dtype} {plan.attention} {plan.threads} threads",
         f"{device} {torch.backends.cpu.get_cpu_capability()}",
         f"torch {torch.__version__}, transformers {version('transformers')}",
