@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="of each client")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", help="a folder in place of MiniLM")
     options = parser.parse_args()
     torch.set_num_threads(1)

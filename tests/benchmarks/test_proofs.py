@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,10 +13,13 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from training import small as small_world
+from training.small import texts
 
 from coterie.maths.keys import root_key
 from coterie.models.loading import Base, load_base
-from coterie.training.asks import Done, Plan, TrainSettings
+from coterie.protocol import Fit
+from coterie.training.asks import Ask, Done, Plan, TrainSettings
 from coterie.training.executor import Executor
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -70,6 +74,30 @@ def test_the_parts_of_a_step_make_it_up_and_packed_products_are_the_same(
     assert min(shares.values()) > 0  # the rest too: kinds together take less than the whole step
     x, w, b = (torch.randn(size).bfloat16() for size in ((64, 32), (48, 32), (48,)))
     assert torch.equal(parts.product(x, parts.packed(w, 64), b), torch.nn.functional.linear(x, w, b))
+
+
+def test_what_padding_costs_is_told_of_the_same_work_on_both_sides(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    padding = import_module("padding")
+    data = texts(64, "padding", 3, 16)
+    monkeypatch.setattr(padding, "reviews", lambda base, examples: replace(data, num_classes=2, labels=data.labels % 2))
+    found = told("padding", tmp_path, monkeypatch, "--model", tiny_base, "--repeats", 1)
+    rows = {(row["dtype"], row["buckets"]): row for row in found["rows"]}
+    assert len(rows) == 4 and rows["float32", True]["tokens"] > rows["float32", False]["tokens"]
+    assert rows["float32", False]["tokens"] == pytest.approx(int(data.lengths.sum()) / (64 * int(data.lengths.max())))
+    for row in rows.values():
+        times = row["seconds"]
+        assert row["gains"]["step"] == pytest.approx(times["all"]["step"] / times["packed"]["step"])
+    bases = padding.encoders(tiny_base, "float32")
+    assert bases["packed"].packs and not bases["all"].packs
+    answers = [
+        Executor({"base": base}, padding.TRAIN, Plan()).answer(
+            [Ask("c", Fit(padding.adapter(base)), "base", base.head, padding.reviews(base, 64), root_key(1))]
+        )[0]
+        for base in bases.values()
+    ]
+    assert small_world.farthest(*map(small_world.tensors, answers)) < 1e-4
 
 
 def test_both_sides_of_the_centralised_row_take_the_same_steps(tiny_base: Path) -> None:
