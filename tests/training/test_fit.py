@@ -114,6 +114,21 @@ def test_company_changes_no_bit_at_one_padding_rank(dtype: str, attention: str, 
         assert all(identical(alone[i], got) for i, got in zip(order, done, strict=True))
 
 
+def test_company_changes_no_bit_on_several_threads() -> None:
+    base = base_of(bert(hidden_size=384, intermediate_size=1536, num_attention_heads=12))
+    asks = [ask(base, Fit(lora(base, 4, f"c{i}", 0.5), steps=2), f"c{i}", texts(18, f"c{i}", 16, 17)) for i in range(3)]
+    before = torch.get_num_threads()
+    try:
+        for size in (5, 6, 8):
+            settings = replace(STEPS, optimizer="sgd", batch_size=size)
+            plan = replace(PLAIN, threads=2)
+            alone = answers(base, asks, settings, plan)
+            together = answers(base, asks, settings, stacked(plan))
+            assert all(identical(one, other) for one, other in zip(alone, together, strict=True)), size
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_clients_that_train_different_parts_stack_and_do_not_notice(base: Base) -> None:
     asks = [
         ask(base, Fit(lora(base, 4, f"c{i}"), train=train, head=head, steps=4), f"c{i}")

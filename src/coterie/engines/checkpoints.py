@@ -385,7 +385,10 @@ def _manifest_of(data: bytes, number: int) -> Checkpoint:
     inner = json.loads(match[2])
     if inner["format"] != FORMAT or inner["round"] != number:
         raise ValueError(f"of format {inner['format']} and round {inner['round']}, not {FORMAT} and {number}")
-    blobs = {sys.intern(name): Blob.of(*pair) for name, pair in inner["blobs"].items()}
+    listed = inner["blobs"].items()
+    if not all(isinstance(size, int) and 0 <= size < 2**63 for _, (_, size) in listed):
+        raise ValueError("it lists a content without a length")
+    blobs = {sys.intern(name): Blob.of(*pair) for name, pair in listed}
     return Checkpoint(number, inner["metadata"], blobs)
 
 

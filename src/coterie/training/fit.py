@@ -48,7 +48,8 @@ from coterie.training.routing import drawn_again, noting, of_clients, routing_lo
 from coterie.training.teaching import Held, example_scores, hardened_whole, needs_whole, teaching_losses
 from coterie.training.trainee import HEAD, Dropout, Trainee, attempted
 
-# Rows of a batch from which on the CPU's matrix products give a row the same bits whatever the number of rows.
+# Rows of a batch from which on the CPU's matrix products give a row the same bits whatever the number of rows; float32
+# on several threads needs as many as bfloat16.
 SMALLEST = {torch.float32: 4, torch.bfloat16: 8}
 
 
@@ -88,7 +89,7 @@ class _Stack:
         plan: Plan,
         bases: Mapping[str, Base],
     ) -> None:
-        self.base, self.trainees, self.settings = base, trainees, settings
+        self.base, self.trainees, self.settings, self.threads = base, trainees, settings, plan.threads
         alone, loss = trainees[0], trainees[0].fit.loss
         self.teacher = None
         if isinstance(loss, Imitation):  # which stacks with no other
@@ -155,7 +156,8 @@ class _Stack:
         """
         groups: dict[tuple[int, ...], list[int]] = {}
         exact = self.like.dtype == torch.float64
-        fewest = 0 if exact else SMALLEST[self.base.dtype]
+        several = torch.bfloat16 if self.threads > 1 else self.base.dtype
+        fewest = 0 if exact else SMALLEST[several]
         for i in alive:
             batch = self.trainees[i].batches[number]
             parts = [row_count(self.trainees[i].rows, part) for part in self._parts(batch.indices)]
