@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from training import small as small_world
 from training.small import texts
 
+from coterie.data.text import TextSet
 from coterie.maths.keys import root_key
 from coterie.models.loading import Base, load_base
 from coterie.protocol import Fit
@@ -80,8 +80,9 @@ def test_what_padding_costs_is_told_of_the_same_work_on_both_sides(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     padding = import_module("padding")
-    data = texts(64, "padding", 3, 16)
-    monkeypatch.setattr(padding, "reviews", lambda base, examples: replace(data, num_classes=2, labels=data.labels % 2))
+    drawn = texts(64, "padding", 3, 31)
+    data = TextSet(drawn.ids, drawn.offsets, drawn.labels % 2, drawn.rows, 2)
+    monkeypatch.setattr(padding, "reviews", lambda base, examples: data)
     found = told("padding", tmp_path, monkeypatch, "--model", tiny_base, "--repeats", 1)
     rows = {(row["dtype"], row["buckets"]): row for row in found["rows"]}
     assert len(rows) == 4 and rows["float32", True]["tokens"] > rows["float32", False]["tokens"]
