@@ -44,14 +44,15 @@ def encoder(blocks: int) -> Base:
     return load_base(fetch("minilm"), targets=targets, num_labels=2, head_key=KEY.fold("head"))
 
 
-def reviews(base: Base) -> TextSet:
-    """The first reviews of the training set."""
+def reviews(base: Base, examples: int = EXAMPLES, length: int = 64) -> TextSet:
+    """The first reviews of the training set, cut to so many tokens."""
     task = load_task("movie", seed_key=KEY)
-    chosen = slice(0, EXAMPLES)
-    return tokenise(task.train.texts[chosen], None, np.asarray(task.train.labels)[chosen], base.tokenizer, 64)
+    chosen = slice(0, examples)
+    return tokenise(task.train.texts[chosen], None, np.asarray(task.train.labels)[chosen], base.tokenizer, length)
 
 
 def adapter(base: Base) -> Model:
+    """Factors that are not zero."""
     drawn = {
         name: (KEY.fold("B", name).normal((layer.d_out, RANK), 0.02), KEY.fold(name).normal((RANK, layer.d_in), 0.02))
         for name, layer in base.layers.items()

@@ -14,29 +14,25 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from lower import KEY, RANK, adapter, reviews, seconds
 from standin import machine, versions
 
 from coterie.adapters.packed import unpack
 from coterie.assets import fetch
 from coterie.data.batches import plan
-from coterie.data.tasks import load_task
-from coterie.data.text import TextSet, tokenise
-from coterie.maths.keys import root_key
+from coterie.data.text import TextSet
 from coterie.models.loading import Base, load_base
-from coterie.protocol import Evaluate, Fit, LowRank, Model
-from coterie.training.asks import Ask, Done, Plan, TrainSettings
+from coterie.protocol import Evaluate, Fit
+from coterie.training.asks import Ask, Plan, TrainSettings
 from coterie.training.executor import Executor
 
-RANK, EXAMPLES, LENGTH = 8, 256, 128
+EXAMPLES, LENGTH = 256, 128
 TRAIN = TrainSettings(optimizer="adamw", lr=1e-3, steps=None, epochs=1, batch_size=32)
-KEY = root_key(5)
 
 
 def encoders(folder: str | Path, dtype: str) -> dict[str, Base]:
@@ -46,36 +42,7 @@ def encoders(folder: str | Path, dtype: str) -> dict[str, Base]:
         for name in ("all", "packed")
     }
     unpack(made["all"].network)
-    made["all"].packs = False
-    return made
-
-
-def reviews(base: Base, examples: int) -> TextSet:
-    """The first reviews of the training set."""
-    task = load_task("movie", seed_key=KEY)
-    chosen = slice(0, examples)
-    return tokenise(task.train.texts[chosen], None, np.asarray(task.train.labels)[chosen], base.tokenizer, LENGTH)
-
-
-def adapter(base: Base) -> Model:
-    """Factors that are not zero."""
-    drawn = {
-        name: LowRank(
-            KEY.fold("B", name).normal((layer.d_out, RANK), 0.02), KEY.fold(name).normal((RANK, layer.d_in), 0.02)
-        )
-        for name, layer in base.layers.items()
-    }
-    return Model(lora=drawn)
-
-
-def seconds(executor: Executor, asked: Ask) -> float:
-    """CPU seconds of an answer."""
-    began = time.process_time()
-    (done,) = executor.answer([asked])
-    took = time.process_time() - began
-    if not isinstance(done, Done):
-        raise done
-    return took
+    return made | {"all": replace(made["all"], packs=False)}
 
 
 def share_of_tokens(data: TextSet, buckets: bool) -> float:
@@ -118,7 +85,7 @@ def main() -> None:
     rows = []
     for dtype in ("bfloat16", "float32"):
         bases = encoders(options.model or fetch("minilm"), dtype)
-        data = reviews(bases["packed"], options.examples)
+        data = reviews(bases["packed"], options.examples, LENGTH)
         for buckets in (True, False):
             rows.append(measured(bases, data, dtype, buckets, options.repeats))
             row = rows[-1]

@@ -82,7 +82,7 @@ def test_what_padding_costs_is_told_of_the_same_work_on_both_sides(
     padding = import_module("padding")
     drawn = texts(64, "padding", 3, 31)
     data = TextSet(drawn.ids, drawn.offsets, drawn.labels % 2, drawn.rows, 2)
-    monkeypatch.setattr(padding, "reviews", lambda base, examples: data)
+    monkeypatch.setattr(padding, "reviews", lambda *_: data)
     found = told("padding", tmp_path, monkeypatch, "--model", tiny_base, "--repeats", 1)
     rows = {(row["dtype"], row["buckets"]): row for row in found["rows"]}
     assert len(rows) == 4 and rows["float32", True]["tokens"] > rows["float32", False]["tokens"]
@@ -94,7 +94,7 @@ def test_what_padding_costs_is_told_of_the_same_work_on_both_sides(
     assert bases["packed"].packs and not bases["all"].packs
     answers = [
         Executor({"base": base}, padding.TRAIN, Plan()).answer(
-            [Ask("c", Fit(padding.adapter(base)), "base", base.head, padding.reviews(base, 64), root_key(1))]
+            [Ask("c", Fit(padding.adapter(base)), "base", base.head, data, root_key(1))]
         )[0]
         for base in bases.values()
     ]

@@ -29,7 +29,7 @@ from coterie.models.loading import Base, from_language_network, from_network
 from coterie.protocol import Fit, LowRank, Model
 from coterie.training.asks import Ask, Done, Plan, TrainSettings
 from coterie.training.executor import Executor
-from coterie.training.fit import fit
+from coterie.training.fit import _Stack, fit
 
 KEY = root_key(7)
 CLASSES = 3
@@ -181,6 +181,20 @@ def stacks() -> Iterator[list[int]]:
         return done
 
     with mock.patch("coterie.training.executor.fit", noted):
+        yield seen
+
+
+@contextmanager
+def groups() -> Iterator[list[int]]:
+    """How many clients shared each forward pass of training."""
+    seen: list[int] = []
+    shared = _Stack._forward_backward
+
+    def noted(stack: _Stack, number: int, rows: list[int]) -> None:
+        seen.append(len(rows))
+        shared(stack, number, rows)
+
+    with mock.patch.object(_Stack, "_forward_backward", noted):
         yield seen
 
 

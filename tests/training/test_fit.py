@@ -20,6 +20,7 @@ from training.small import (
     cohort,
     farthest,
     gpt2,
+    groups,
     identical,
     llama,
     lora,
@@ -119,11 +120,13 @@ def test_company_changes_no_bit_on_several_threads() -> None:
     asks = [ask(base, Fit(lora(base, 4, f"c{i}", 0.5), steps=2), f"c{i}", texts(18, f"c{i}", 16, 17)) for i in range(3)]
     before = torch.get_num_threads()
     try:
-        for size in (5, 6, 8):
+        for size, company in ((5, 1), (6, 1), (8, 3), (9, 1)):
             settings = replace(STEPS, optimizer="sgd", batch_size=size)
             plan = replace(PLAIN, threads=2)
             alone = answers(base, asks, settings, plan)
-            together = answers(base, asks, settings, stacked(plan))
+            with groups() as seen, stacks() as whole:
+                together = answers(base, asks, settings, stacked(plan))
+            assert max(seen) == company and whole == [3]
             assert all(identical(one, other) for one, other in zip(alone, together, strict=True)), size
     finally:
         torch.set_num_threads(before)

@@ -48,8 +48,7 @@ from coterie.training.routing import drawn_again, noting, of_clients, routing_lo
 from coterie.training.teaching import Held, example_scores, hardened_whole, needs_whole, teaching_losses
 from coterie.training.trainee import HEAD, Dropout, Trainee, attempted
 
-# Rows of a batch from which on the CPU's matrix products give a row the same bits whatever the number of rows; float32
-# on several threads needs as many as bfloat16.
+# Rows of a batch from which on the CPU's matrix products give a row the same bits whatever the number of rows.
 SMALLEST = {torch.float32: 4, torch.bfloat16: 8}
 
 
@@ -151,17 +150,17 @@ class _Stack:
     def _groups(self, number: int, alive: list[int]) -> list[list[int]]:
         """The clients alive, grouped by the shape of their batch, and by how much of it is computed.
 
-        Matrix products of few rows (in float64: of rows left over by tiles of four) sum in another order than those
-        of many, so a client with such a batch runs alone, lest its bits depend on who else is there.
+        Matrix products of few rows (in float64, and in float32 on several threads: of rows left over by tiles of four)
+        sum in another order than those of many, so a client with such a batch runs alone, lest its bits depend on who
+        else is there.
         """
         groups: dict[tuple[int, ...], list[int]] = {}
-        exact = self.like.dtype == torch.float64
-        several = torch.bfloat16 if self.threads > 1 else self.base.dtype
-        fewest = 0 if exact else SMALLEST[several]
+        in_tiles = self.like.dtype == torch.float64 or (self.base.dtype == torch.float32 and self.threads > 1)
+        fewest = 0 if in_tiles else SMALLEST[self.base.dtype]
         for i in alive:
             batch = self.trainees[i].batches[number]
             parts = [row_count(self.trainees[i].rows, part) for part in self._parts(batch.indices)]
-            whole = all(part % 4 == 0 for part in parts) if exact else min(parts) >= fewest
+            whole = all(part % 4 == 0 for part in parts) if in_tiles else min(parts) >= fewest
             shape = (*parts, batch.pad_to, *self._computed(self.trainees[i], batch))
             groups.setdefault(shape if whole else (*shape, i), []).append(i)
         return list(groups.values())
