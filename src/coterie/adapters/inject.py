@@ -16,11 +16,12 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from coterie.adapters.frozen import is_plain, unfuse
 from coterie.adapters.packed import unpack
 from coterie.adapters.places import Places
 from coterie.errors import ModelError
-from coterie.maths.products import by_few
-from coterie.protocol import Bottleneck, InnerCore, Mix, Model, Routed, Term
+from coterie.maths.products import by_adapted, by_few
+from coterie.protocol import Bottleneck, InnerCore, LowRank, Mix, Model, Routed, Term
 
 M = TypeVar("M", bound=nn.Module)
 Dropout = Callable[[str, Tensor], Tensor]
@@ -103,6 +104,9 @@ class AdaptedLinear(nn.Module):
         terms = binding.terms.get(self.name)
         if not terms:
             return cast(Tensor, self.base(x))
+        alone = self._alone(x, terms)
+        if alone is not None:
+            return alone
         y = self._base(x, [term for _, term in terms if isinstance(term, InnerCore)])
         terms = [(name, term) for name, term in terms if not isinstance(term, InnerCore)]
         rows = x.reshape(binding.size, -1, x.shape[-1])
@@ -119,6 +123,18 @@ class AdaptedLinear(nn.Module):
                 continue
             total = _added(total, term, seen, binding.share(name, rows), rows)
         return total.reshape(y.shape)
+
+    def _alone(self, x: Tensor, terms: Sequence[tuple[str, Term]]) -> Tensor | None:
+        """The whole layer in one go, where its only term is a pair that acts in full; else None."""
+        binding, (name, term) = self.binding, terms[0]
+        factors = term.low_rank() if len(terms) == 1 else None
+        if factors is None or binding.dropout is not None or name in binding.shares:
+            return None
+        if not is_plain(self.base) or x.dtype != self.weight.dtype:
+            return None
+        rows = x.reshape(binding.size, -1, x.shape[-1])
+        y = by_adapted(rows, self.weight, self.bias, factors.A.to(x.dtype), _scaled(factors, x.dtype))
+        return y.view(*x.shape[:-1], y.shape[-1])
 
     def _base(self, x: Tensor, cores: Sequence[InnerCore]) -> Tensor:
         """What the base layer makes of x, with cores between its factors."""
@@ -295,6 +311,7 @@ def inject(network: nn.Module, layers: Iterable[str], head: Iterable[str], outpu
 def eject(network: nn.Module) -> None:
     """Put the original modules back, the very objects that `inject` replaced; they compute all positions again."""
     unpack(network)
+    unfuse(network)
     for name, module in list(network.named_modules()):
         if isinstance(module, AdaptedLinear | HeadLinear | OutputLayer):
             _replace(network, name, module.base)
@@ -320,6 +337,10 @@ def _added(total: Tensor, term: Term, x: Tensor, share: Tensor | None = None, wh
     if factors is None:
         made = term.apply_dropped(x if whole is None else whole.to(total.dtype), x)
         return total + (made if share is None else share.to(total.dtype) * made)
+    return torch.baddbmm(total, by_few(x, factors.A.to(x.dtype)), _scaled(factors, x.dtype).mT)
+
+
+def _scaled(factors: LowRank, dtype: torch.dtype) -> Tensor:
+    """s B (S, d_out, r), in this dtype."""
     scale = factors.scale.reshape(-1, 1, 1) if isinstance(factors.scale, Tensor) else factors.scale
-    left = (factors.left * scale).to(x.dtype)
-    return torch.baddbmm(total, by_few(x, factors.A.to(x.dtype)), left.mT)
+    return (factors.left * scale).to(dtype)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from coterie.adapters.frozen import fuse
 from coterie.adapters.inject import Slots, inject
 from coterie.adapters.packed import pack
 from coterie.compress.factored import FactoredLinear
@@ -159,6 +160,7 @@ class Base:
             except (RuntimeError, AssertionError, ValueError) as error:
                 raise ModelError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
         _set_attention(self.network, attention)
+        fuse(self.network)
 
     def _plain(self, name: str, purpose: Literal["weights", "merge"]) -> Tensor:
         """A view (d_out, d_in) of a layer's matrix; a quantised layer's is never formed."""
