@@ -29,8 +29,7 @@ from typing import Any
 import torch
 from memory import MIB, Peak
 from peak import GOOD, KEY
-from standin import machine, versions
-from torch.utils.flop_counter import FlopCounterMode
+from standin import counting, machine, versions
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from coterie.data.sequences import DataSet, SequenceSet
@@ -172,7 +171,7 @@ class Trainer:
 
     def flops(self, clients: int) -> float:
         """Of the products that a step executes."""
-        with FlopCounterMode(display=False) as counter:
+        with counting() as counter:
             self.run(clients)
         return counter.get_total_flops() / self.steps
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode, baddbmm_flop
 from training import small as small_world
 from training.small import texts
 
@@ -42,14 +41,14 @@ def small(folder: Path, targets: tuple[str, ...]) -> Base:
     return load_base(folder, targets=targets, num_labels=3, head_key=root_key(0))
 
 
-def test_useful_flops_are_those_of_the_products_that_a_step_executes(tiny_base: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_useful_flops_are_those_of_the_products_that_a_step_executes(tiny_base: Path, dtype: str) -> None:
     peak: ModuleType = import_module("peak")
     base = small(tiny_base, peak.TARGETS)
     shape = peak.shape_of(base, 3, 8, 8)
     assert (shape.layers, shape.d, shape.classes) == (2, 32, 3)
-    executor = Executor({"base": base}, TrainSettings(batch_size=8, steps=2), Plan())
-    in_place = {torch.ops.aten.baddbmm_: baddbmm_flop}  # which the counter does not know by itself
-    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+    executor = Executor({"base": base}, TrainSettings(batch_size=8, steps=2), Plan(dtype))  # type: ignore[arg-type]
+    with import_module("standin").counting() as counter:
         (done,) = executor.answer([peak.ask_of(base, shape, 2)])
     assert isinstance(done, Done)
     assert counter.get_total_flops() == 2 * peak.useful(shape)
