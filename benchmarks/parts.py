@@ -26,13 +26,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.assets import fetch
+from coterie.maths.products import by_frozen
 from coterie.models.loading import Base, load_base
 from coterie.training.asks import Plan, TrainSettings
 from coterie.training.executor import Executor
 
 KINDS = {
-    "products of weights and activations": ("addmm", "mm"),
-    "products in attention and of adapters": ("bmm", "baddbmm"),
+    "products of weights and activations": ("_linear_pointwise", "addmm", "mm"),
+    "products in attention and of adapters": ("bmm", "baddbmm", "baddbmm_"),
     "GELU and its derivative": ("gelu", "gelu_backward"),
     "softmax": ("_softmax", "_softmax_backward_data"),
     "sums": ("add", "add_"),
@@ -88,7 +89,7 @@ def rates(shape: Shape) -> dict[str, dict[str, float]]:
         g = torch.full((rows, outer), 0.5, dtype=torch.bfloat16)
         forward, backward = packed(w, rows), packed(w.t().contiguous(), rows)
         ways: dict[str, Callable[[], Tensor]] = {
-            "forward": lambda x=x, w=w, b=b: torch.nn.functional.linear(x, w, b),
+            "forward": lambda x=x, w=w, b=b: by_frozen(x, w, b),
             "forward, packed": lambda x=x, w=forward, b=b: product(x, w, b),
             "backward": lambda g=g, w=w: g.mm(w),
             "backward, packed": lambda g=g, w=backward: product(g, w, None),

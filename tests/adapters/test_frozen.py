@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -10,18 +12,19 @@ from torch import nn
 from training.small import base_of, bert, texts
 
 from coterie.adapters import frozen
-from coterie.adapters.frozen import fuse, is_plain, unfuse
+from coterie.adapters.frozen import fuse, is_plain, packed_of, unfuse
 from coterie.adapters.inject import eject
-from coterie.maths.products import adds_within
+from coterie.maths.products import is_fast
 from coterie.models.loading import inputs_of
+from coterie.protocol import BaseLog, LowRank
 
 DATA = texts(8, "frozen")
 BFLOAT16 = torch.zeros(1, dtype=torch.bfloat16)
-needs_it = pytest.mark.skipif(not adds_within(BFLOAT16), reason="this PyTorch has no product that adds a bias within")
+needs_it = pytest.mark.skipif(not is_fast(BFLOAT16), reason="this PyTorch lacks oneDNN's own products")
 
 
 def fused(network: nn.Module) -> set[str]:
-    return {n for n, m in network.named_modules() if isinstance(vars(m).get("forward"), frozen._Fused)}
+    return {n for n, m in network.named_modules() if isinstance(vars(m).get("forward"), frozen.Fused)}
 
 
 @needs_it
@@ -29,7 +32,7 @@ def test_a_base_in_bfloat16_has_every_frozen_bias_within_and_says_the_same() -> 
     base = base_of()
     assert not fused(base.network)
     base.prepare("bfloat16", "eager")
-    linear = {n for n, m in base.network.named_modules() if type(m) is nn.Linear and m.bias is not None}
+    linear = {name for name, module in base.network.named_modules() if type(module) is nn.Linear}
     assert fused(base.network) == linear
     batch = inputs_of(base, DATA.batch(range(8), int(DATA.lengths.max())))
     with torch.no_grad():
@@ -37,6 +40,44 @@ def test_a_base_in_bfloat16_has_every_frozen_bias_within_and_says_the_same() -> 
         unfuse(base.network)
         assert not fused(base.network)
         assert torch.equal(base.network(**batch).logits, within)
+
+
+@needs_it
+def test_a_network_above_the_limit_has_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "MOST", 100)
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, bias=False)).bfloat16().requires_grad_(False)
+    fuse(layers)
+    assert fused(layers) == {"0"}
+    assert packed_of(layers[0]) is None
+
+
+@needs_it
+def test_a_patched_base_computes_with_its_new_weights() -> None:
+    base = base_of()
+    base.prepare("bfloat16", "eager")
+    name, layer = next(iter(base.layers.items()))
+    patch = {name: LowRank(torch.ones(layer.d_out, 1), torch.ones(1, layer.d_in))}
+    batch = inputs_of(base, DATA.batch(range(8), int(DATA.lengths.max())))
+    with torch.no_grad():
+        before = base.network(**batch).logits
+        base.set_log(BaseLog((patch,)))
+        after = base.network(**batch).logits
+        assert not torch.equal(after, before)
+        unfuse(base.network)
+        assert torch.equal(base.network(**batch).logits, after)
+
+
+@needs_it
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_a_layer_is_copied_and_pickled_without_its_packed_weight(again) -> None:
+    layer = nn.Linear(4, 3).bfloat16().requires_grad_(False)
+    fuse(layer)
+    assert packed_of(layer) is not None
+    other = again(layer)
+    assert packed_of(other) is None
+    x = torch.linspace(-1, 1, 8).view(2, 4).bfloat16()
+    assert torch.equal(other(x), layer(x))
+    assert vars(other)["forward"].module is other
 
 
 def test_other_dtypes_are_left_as_they_are() -> None:

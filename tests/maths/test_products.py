@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coterie.maths.keys import root_key
-from coterie.maths.products import adds_within, by_adapted, by_few, by_frozen
+from coterie.maths.products import by_adapted, by_few, by_frozen, is_fast, packed
 
 SIZES = st.integers(1, 7)
 
@@ -123,6 +123,26 @@ def test_a_frozen_product_s_gradient_is_the_plain_layer_s(turned: bool) -> None:
     torch.testing.assert_close(found, plain)
 
 
-def test_only_bfloat16_on_a_cpu_adds_within() -> None:
-    assert not adds_within(torch.zeros(2, 2))
-    assert not adds_within(torch.zeros(2, 2, dtype=torch.bfloat16, device="meta"))
+def test_only_bfloat16_on_a_cpu_is_packed() -> None:
+    for weight in torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.bfloat16, device="meta"):
+        assert not is_fast(weight)
+        assert packed(weight) is None
+
+
+@given(rows=st.integers(1, 70), d=st.integers(1, 70), o=st.integers(1, 70))
+def test_packed_weights_change_no_bit_forward_or_backward(rows: int, d: int, o: int) -> None:
+    x, weight, bias, asked = (
+        drawn(*shape, name="p").detach().bfloat16() for shape in ((1, rows, d), (o, d), (o,), (1, rows, o))
+    )
+    A, B = drawn(1, 3, d, name="A").detach().bfloat16(), drawn(1, o, 3, name="B").detach().bfloat16()
+    for product in (
+        lambda x, way: by_frozen(x, weight, bias, way),
+        lambda x, way: by_frozen(x, weight, None, way),
+        lambda x, way: by_adapted(x, weight, bias, A, B, way),
+    ):
+        said = []
+        for way in (None, packed(weight)):
+            own = x.clone().requires_grad_()
+            y = product(own, way)
+            said.append((y, *torch.autograd.grad(y, own, asked)))
+        assert all(torch.equal(one, other) for one, other in zip(*said, strict=True))

@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from coterie.adapters.frozen import is_plain, unfuse
+from coterie.adapters.frozen import is_plain, packed_of, unfuse
 from coterie.adapters.packed import unpack
 from coterie.adapters.places import Places
 from coterie.errors import ModelError
@@ -133,7 +133,8 @@ class AdaptedLinear(nn.Module):
         if not is_plain(self.base) or x.dtype != self.weight.dtype:
             return None
         rows = x.reshape(binding.size, -1, x.shape[-1])
-        y = by_adapted(rows, self.weight, self.bias, factors.A.to(x.dtype), _scaled(factors, x.dtype))
+        A, B = factors.A.to(x.dtype), _scaled(factors, x.dtype)
+        y = by_adapted(rows, self.weight, self.bias, A, B, packed_of(self.base))
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def _base(self, x: Tensor, cores: Sequence[InnerCore]) -> Tensor:

@@ -135,6 +135,8 @@ class Base:
         changed = self.patches.move_to(log, lambda name: self._plain(name, "merge"), self.layers)
         for name, value in changed.items():
             self._plain(name, "merge").data.copy_(value)
+        if changed:
+            fuse(self.network)
 
     def prepare(self, dtype: str, attention: str, device: str = "cpu") -> None:
         """Cast the frozen weights, choose the attention, move to the device; nothing happens where all is so already.
