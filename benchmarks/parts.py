@@ -1,11 +1,11 @@
-"""What a training step consists of, and what its products would gain from weights that are packed beforehand.
+"""What a training step consists of, and what its products gain from weights that are laid out beforehand.
 
     python benchmarks/parts.py --json parts.json
 
 MiniLM, 32 texts of 64 tokens in bfloat16, LoRA of rank 8 on query and value, one core: the step of `peak.py`, by kinds
-of operators, as shares of its time. Then the rates of the products of frozen weights, as they are computed (forward
-with the bias, backward without) and by oneDNN with weights in its own layout, which PyTorch offers through private
-operators only. The best of several, in seconds of the thread.
+of operators, as shares of its time; and how long it takes where frozen layers are left as they come, in turn. Then the
+rates of the products of frozen weights, as they come (forward with the bias, backward without) and by oneDNN with
+weights in its own layout: the best of several, in seconds of the thread.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from standin import machine, versions
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from coterie.adapters.frozen import fuse, unfuse
 from coterie.assets import fetch
-from coterie.maths.products import by_frozen
 from coterie.models.loading import Base, load_base
 from coterie.training.asks import Plan, TrainSettings
 from coterie.training.executor import Executor
@@ -81,6 +81,22 @@ def parts(base: Base, shape: Shape, steps: int) -> dict[str, float]:
     return shares | {REST: 1 - sum(shares.values())}
 
 
+def steps_both_ways(base: Base, shape: Shape, steps: int, repeats: int = 9) -> dict[str, float]:
+    """Seconds of a step with frozen layers as they are and as they come, and the median ratio of two in turn."""
+    executor = Executor({"base": base}, TrainSettings(batch_size=shape.b, steps=steps), Plan(dtype="bfloat16"))
+    ask = ask_of(base, shape, steps)
+    taken: dict[str, list[float]] = {"fused": [], "plain": []}
+    for repeat in range(repeats + 1):
+        for way, change in (("fused", fuse), ("plain", unfuse)):
+            change(base.network)
+            seconds = seconds_of(lambda: executor.answer([ask])) / steps
+            if repeat:
+                taken[way].append(seconds)
+    fuse(base.network)
+    ratio = statistics.median(plain / fused for fused, plain in zip(taken["fused"], taken["plain"], strict=True))
+    return {way: statistics.median(seconds) for way, seconds in taken.items()} | {"ratio": ratio}
+
+
 def rates(shape: Shape) -> dict[str, dict[str, float]]:
     """FLOPs a second of each frozen layer's products, forward and backward, as they are and packed."""
     rows, made = shape.b * shape.L, {}
@@ -89,7 +105,7 @@ def rates(shape: Shape) -> dict[str, dict[str, float]]:
         g = torch.full((rows, outer), 0.5, dtype=torch.bfloat16)
         forward, backward = packed(w, rows), packed(w.t().contiguous(), rows)
         ways: dict[str, Callable[[], Tensor]] = {
-            "forward": lambda x=x, w=w, b=b: by_frozen(x, w, b),
+            "forward": lambda x=x, w=w, b=b: torch.nn.functional.linear(x, w, b),
             "forward, packed": lambda x=x, w=forward, b=b: product(x, w, b),
             "backward": lambda g=g, w=w: g.mm(w),
             "backward, packed": lambda g=g, w=backward: product(g, w, None),
@@ -121,13 +137,17 @@ def main() -> None:
     base = load_base(options.model or fetch("minilm"), targets=TARGETS, num_labels=2, head_key=KEY.fold("head"))
     shape = shape_of(base, 8, options.batch, options.length)
     peak, found, shares = product_rate(torch.bfloat16), rates(shape), parts(base, shape, 4)
+    both = steps_both_ways(base, shape, 4)
     for kind, share in sorted(shares.items(), key=lambda item: -item[1]):
         print(f"{share:6.1%}  {kind}")
+    print(
+        f"a step {both['fused']:.3f} s, with layers as they come {both['plain']:.3f}: {both['ratio']:.3f} times as long"
+    )
     print(f"rates in GFLOP/s; the best product has {peak / 1e9:.0f}")
     for name, ways in found.items():
         print(f"{name:7}" + "  ".join(f"{way} {rate / 1e9:.0f}" for way, rate in ways.items()))
     if options.json:
-        content: dict[str, Any] = {"shares": shares, "rates": found, "peak": peak}
+        content: dict[str, Any] = {"shares": shares, "step": both, "rates": found, "peak": peak}
         options.json.write_text(json.dumps(content | {"machine": machine(), "versions": versions()}, indent=2))
 
 

@@ -57,10 +57,18 @@ def test_useful_flops_are_those_of_the_products_that_a_step_executes(tiny_base: 
 def test_the_share_of_the_peak_is_told(tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peak = import_module("peak")
     monkeypatch.setattr(peak, "GOOD", ((64, 64, 64),))
-    options = ["--model", tiny_base, "--batch", 8, "--length", 8, "--steps", 1, "--repeats", 2]
+    options = ["--model", tiny_base, "--batch", 8, "--length", 8, "--steps", 1, "--repeats", 2, "--tries", 2]
     found = told("peak", tmp_path, monkeypatch, *options)
     assert found["share"] == pytest.approx(found["flops"] / found["step"] / found["peak"])
     assert 0 < found["share"] <= found["best_share"] and len(found["seconds"]) == 2
+    assert len(found["tries"]) == 2
+
+
+def test_of_several_tries_the_steadiest_counts_and_not_the_best() -> None:
+    peak = import_module("peak")
+    noisy, steady = {"share": 0.9, "seconds": [1.0, 2.0, 3.0]}, {"share": 0.5, "seconds": [2.0, 2.0, 2.1]}
+    found = peak.steadiest([noisy, steady, noisy])
+    assert found["share"] == 0.5 and [one["share"] for one in found["tries"]] == [0.9, 0.5, 0.9]
 
 
 def test_the_parts_of_a_step_make_it_up_and_packed_products_are_the_same(
@@ -72,6 +80,7 @@ def test_the_parts_of_a_step_make_it_up_and_packed_products_are_the_same(
     shares = found["shares"]
     assert set(shares) == {*parts.KINDS, parts.REST}
     assert min(shares.values()) > 0  # the rest too: kinds together take less than the whole step
+    assert set(found["step"]) == {"fused", "plain", "ratio"} and min(found["step"].values()) > 0
     x, w, b = (torch.randn(size).bfloat16() for size in ((64, 32), (48, 32), (48,)))
     assert torch.equal(parts.product(x, parts.packed(w, 64), b), torch.nn.functional.linear(x, w, b))
 
