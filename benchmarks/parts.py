@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.adapters.frozen import fuse, unfuse
 from coterie.assets import fetch
+from coterie.maths.products import by_frozen, packed
 from coterie.models.loading import Base, load_base
 from coterie.training.asks import Plan, TrainSettings
 from coterie.training.executor import Executor
@@ -103,26 +104,17 @@ def rates(shape: Shape) -> dict[str, dict[str, float]]:
     for name, inner, outer in (("square", shape.d, shape.d), ("up", shape.d, shape.f), ("down", shape.f, shape.d)):
         x, w, b = (torch.full(size, 0.5, dtype=torch.bfloat16) for size in ((rows, inner), (outer, inner), (outer,)))
         g = torch.full((rows, outer), 0.5, dtype=torch.bfloat16)
-        forward, backward = packed(w, rows), packed(w.t().contiguous(), rows)
+        turned = w.t().contiguous()
+        forward, backward = packed(w), packed(turned)
         ways: dict[str, Callable[[], Tensor]] = {
             "forward": lambda x=x, w=w, b=b: torch.nn.functional.linear(x, w, b),
-            "forward, packed": lambda x=x, w=forward, b=b: product(x, w, b),
+            "forward, packed": lambda x=x, w=w, b=b, copies=forward: by_frozen(x, w, b, copies),
             "backward": lambda g=g, w=w: g.mm(w),
-            "backward, packed": lambda g=g, w=backward: product(g, w, None),
+            "backward, packed": lambda g=g, w=turned, copies=backward: by_frozen(g, w, None, copies),
         }
         flops = 2 * rows * inner * outer
         made[name] = {way: flops / min(seconds_of(run) for _ in range(12)) for way, run in ways.items()}
     return made
-
-
-def packed(w: Tensor, rows: int) -> Tensor:
-    """A weight in oneDNN's own layout for so many rows."""
-    return torch.ops.mkldnn._reorder_linear_weight(w, rows)
-
-
-def product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """x W^T + b by a packed weight."""
-    return torch.ops.mkldnn._linear_pointwise(x, w, b, "none", [], "")
 
 
 def main() -> None:

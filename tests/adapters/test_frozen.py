@@ -87,14 +87,15 @@ def test_other_dtypes_are_left_as_they_are() -> None:
 
 
 @needs_it
-def test_a_layer_that_trains_after_all_gets_its_gradients() -> None:
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_a_layer_that_trains_after_all_gets_its_gradients(part: str) -> None:
     layer = nn.Linear(4, 3).bfloat16().requires_grad_(False)
     fuse(layer)
     assert is_plain(layer)
-    layer.requires_grad_(True)
+    layer.get_parameter(part).requires_grad_(True)
     assert not is_plain(layer)
     layer(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
-    assert layer.weight.grad is not None and layer.bias.grad is not None
+    assert layer.get_parameter(part).grad is not None
 
 
 @needs_it

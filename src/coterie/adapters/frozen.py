@@ -36,7 +36,7 @@ def unfuse(network: nn.Module) -> None:
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether a layer is no more than a frozen matrix and a bias."""
-    if type(layer) is not nn.Linear or layer.weight.requires_grad:
+    if type(layer) is not nn.Linear or not _is_frozen(layer):
         return False
     own = vars(layer).get("forward")
     return (own is None or isinstance(own, Fused)) and not layer._forward_hooks and not layer._forward_pre_hooks
@@ -56,10 +56,9 @@ class Fused:
     packed: Packed | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight, bias = self.module.weight, self.module.bias
-        if weight.requires_grad or (bias is not None and bias.requires_grad):
+        if not _is_frozen(self.module):
             return nn.Linear.forward(self.module, x)
-        return by_frozen(x, weight, bias, self.packed)
+        return by_frozen(x, self.module.weight, self.module.bias, self.packed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Fused, (self.module,)
@@ -69,4 +68,8 @@ def _may(module: nn.Linear) -> bool:
     """Some other library may have put a forward there."""
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False
-    return is_fast(module.weight) and not module.weight.requires_grad
+    return is_fast(module.weight) and _is_frozen(module)
+
+
+def _is_frozen(layer: nn.Linear) -> bool:
+    return not any(parameter.requires_grad for parameter in layer.parameters())
