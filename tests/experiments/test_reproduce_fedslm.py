@@ -45,8 +45,10 @@ def write(place: Path, name: str, count: int) -> Path:
 
 @pytest.fixture
 def toy(tmp_path: Path) -> list[str]:
-    """Settings in place of every run's: a random decoder of width 32, and two benchmarks of questions."""
+    """Settings in place of every run's: a random decoder of width 32, two benchmarks of questions, a text."""
     base = write_decoder(tmp_path / "llama", "llama", layers=4)
+    text = tmp_path / "calibration.txt"
+    text.write_text("\n\n".join(" ".join(WORDS) for _ in range(20)), encoding="utf-8")
     parts = [
         f"{{name: {name}, task: choices-file, path: {write(tmp_path, name, count)}}}"
         for name, count in (("arc-easy", 60), ("openbookqa", 50))
@@ -54,7 +56,7 @@ def toy(tmp_path: Path) -> list[str]:
     return [
         f"task.parts=[{', '.join(parts)}]",
         f"model.base={base}",
-        "compression={method: svd, samples: 4, length: 16}",
+        f"compression={{method: svd, text: {text}, samples: 4, length: 16}}",
         "per_method.fedbiot.options.outer=1",
         "rounds=2",
         "train.steps=2",
